@@ -1,0 +1,260 @@
+"""The one codec: strict in, compact out.
+
+Two forms of every record. The *wire* form is a JSON object with a ``type``
+member; cattrs reads it and names the path of every mistake. The *row* form
+leaves the type to a column beside it; msgspec reads it, many at a time.
+
+Nothing is coerced: ``5`` is never taken for ``"5"``, nor ``true`` for ``1``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json  # msgspec cannot see duplicate keys
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias, TypeVar, cast
+
+import attrs
+import cattrs
+import cattrs.gen
+import msgspec
+
+from trio_agent.errors import ProtocolError
+from trio_agent.protocol.events import EVENT_TYPES, ApprovalResolved, Event, EventMsg
+from trio_agent.protocol.items import ITEM_TYPES, Item
+from trio_agent.protocol.ops import DECISION_TYPES, OP_TYPES, Decision, Op, Submission
+from trio_agent.protocol.text import Json, check_json
+
+CODEC_VERSION: Final = 1
+"""Raised when a stored record changes shape; `UPCASTERS` brings older ones along."""
+
+Upcaster: TypeAlias = Callable[[dict[str, Json]], dict[str, Json]]
+
+UPCASTERS: dict[tuple[str, int], Upcaster] = {}
+"""``(tag, version)`` to the function that turns such a record into ``version + 1``."""
+
+T = TypeVar("T")
+
+
+def upcast(tag: str, version: int, data: dict[str, Json]) -> dict[str, Json]:
+    """Return *data*, written by *version*, in today's shape."""
+    while version < CODEC_VERSION:
+        step = UPCASTERS.get((tag, version))
+        data = data if step is None else step(data)
+        version += 1
+    return data
+
+
+def _strict(cls: type[T]) -> Callable[[Any, Any], T]:
+    def structure(value: Any, _: Any) -> T:
+        if type(value) is not cls and not (cls is float and type(value) is int):
+            raise TypeError(f"expected {cls.__name__}, got {type(value).__name__}")
+        return cast("T", value)
+
+    return structure
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"expected an object, got {type(value).__name__}")
+    return cast("dict[str, Any]", value)
+
+
+class _Converter(cattrs.Converter):
+    """cattrs with every leniency taken out."""
+
+    def __init__(self) -> None:
+        super().__init__(forbid_extra_keys=True)
+        for primitive in (str, int, bool, float):
+            self.register_structure_hook(primitive, _strict(primitive))
+        self.register_structure_hook_factory(_is_tuple, self._tuple)
+        self.register_structure_hook_factory(_is_json_object, lambda _: lambda v, _t: _object(v))
+        for cls in (*OP_TYPES, *DECISION_TYPES, *EVENT_TYPES, *ITEM_TYPES):
+            self.register_structure_hook_factory(_is(cls), self._tagged)
+            self.register_unstructure_hook_factory(_is(cls), self._untagged)
+        for union in (Op, Decision, EventMsg, Item, Decision | None):
+            self.register_structure_hook(union, self._union(union))
+
+    def _tuple(self, cls: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
+        (member, _) = typing.get_args(cls)
+
+        def structure(value: Any, _: Any) -> tuple[Any, ...]:
+            if not isinstance(value, (list, tuple)):
+                raise TypeError(f"expected an array, got {type(value).__name__}")
+            return tuple(self.structure(one, member) for one in cast("list[Any]", value))
+
+        return structure
+
+    def _tagged(self, cls: Any) -> Callable[[Any, Any], Any]:
+        inner = cattrs.gen.make_dict_structure_fn(cls, self, _cattrs_forbid_extra_keys=True)
+
+        def structure(value: Any, _: Any) -> Any:
+            members = dict(_object(value))
+            tag = members.pop("type", None)
+            if tag != cls.tag:
+                raise TypeError(f"expected type {cls.tag!r}, got {tag!r}")
+            return inner(members, cls)
+
+        return structure
+
+    def _untagged(self, cls: Any) -> Callable[[Any], dict[str, Any]]:
+        inner = cattrs.gen.make_dict_unstructure_fn(cls, self)
+
+        def unstructure(value: Any) -> dict[str, Any]:
+            return {"type": cls.tag, **inner(value)}
+
+        return unstructure
+
+    def _union(self, union: Any) -> Callable[[Any, Any], Any]:
+        members = [cls for cls in typing.get_args(union) if cls is not types.NoneType]
+        by_tag = {cls.tag: cls for cls in members}
+        optional = len(members) < len(typing.get_args(union))
+
+        def structure(value: Any, _: Any) -> Any:
+            if value is None and optional:
+                return None
+            tag = _object(value).get("type")
+            if not isinstance(tag, str) or tag not in by_tag:
+                known = ", ".join(sorted(by_tag))
+                raise TypeError(f"unknown type {tag!r}; one of: {known}")
+            return self.structure(value, by_tag[tag])
+
+        return structure
+
+
+def _is(cls: type) -> Callable[[Any], bool]:
+    return lambda other: other is cls
+
+
+def _is_tuple(cls: Any) -> bool:
+    return typing.get_origin(cls) is tuple
+
+
+def _is_json_object(cls: Any) -> bool:
+    return typing.get_origin(cls) in {dict, Mapping} and typing.get_args(cls)[1] is Any
+
+
+@functools.cache
+def converter() -> cattrs.Converter:
+    """Return the strict converter, built on first use."""
+    return _Converter()
+
+
+def structure(data: Json, cls: type[T], *, name: str) -> T:
+    """Build a *cls* from JSON values.
+
+    Raises:
+        ProtocolError: It names every path that is wrong.
+    """
+    try:
+        return converter().structure(data, cls)
+    except cattrs.BaseValidationError as exc:
+        problems = "; ".join(cattrs.transform_error(exc, path=name))
+        raise ProtocolError(problems) from None
+    except (TypeError, ValueError, KeyError) as exc:
+        raise ProtocolError(f"{name}: {exc}") from None
+
+
+def unstructure(record: attrs.AttrsInstance) -> dict[str, Json]:
+    """Return the wire form of *record* as JSON values."""
+    return cast("dict[str, Json]", converter().unstructure(record))
+
+
+def dumps(record: attrs.AttrsInstance) -> bytes:
+    """Return the wire form of *record* as JSON text."""
+    return msgspec.json.encode(unstructure(record))
+
+
+def parse_json(text: str | bytes, *, name: str) -> Json:
+    """Parse strict JSON: no NaN, no duplicate keys, no half characters.
+
+    Raises:
+        ProtocolError: It says what is wrong.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        check_json(value, name=name)
+    except (ValueError, RecursionError) as exc:
+        raise ProtocolError(f"{name}: {exc}") from None
+    return value
+
+
+def _no_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"key {twice!r} occurs twice")
+    return members
+
+
+def _no_constant(word: str) -> Json:
+    raise ValueError(f"{word} is not JSON")
+
+
+def load_submission(text: str | bytes) -> Submission:
+    """Decode the wire form of a `Submission`.
+
+    Raises:
+        ProtocolError: For anything that is not exactly one.
+    """
+    return structure(parse_json(text, name="submission"), Submission, name="submission")
+
+
+def load_op(text: str | bytes) -> Op:
+    """Decode the wire form of an op.
+
+    Raises:
+        ProtocolError: For anything that is not exactly one.
+    """
+    return structure(parse_json(text, name="op"), cast("type[Op]", Op), name="op")
+
+
+def load_event(text: str | bytes) -> Event:
+    """Decode the wire form of an `Event`.
+
+    Raises:
+        ProtocolError: For anything that is not exactly one.
+    """
+    return structure(parse_json(text, name="event"), Event, name="event")
+
+
+# --- rows: what the store keeps, one record each, its class named by a column beside it
+
+ROW_TYPES: Final[Mapping[str, type[EventMsg] | type[Item]]] = {
+    cls.tag: cls for cls in (*EVENT_TYPES, *ITEM_TYPES)
+}
+
+_STRUCTURAL: Final[frozenset[type]] = frozenset({ApprovalResolved})
+"""Rows with a tagged union inside, which msgspec cannot tell apart."""
+
+
+def encode_row(record: EventMsg | Item) -> bytes:
+    """Return the row form of *record*; its ``tag`` goes into the column beside it."""
+    if type(record) in _STRUCTURAL:
+        return dumps(record)
+    return msgspec.json.encode(record)
+
+
+def decode_row(kind: str, body: bytes | str) -> EventMsg | Item:
+    """Decode a row that `encode_row` wrote.
+
+    Raises:
+        ProtocolError: For an unknown kind and for a damaged body.
+    """
+    cls = ROW_TYPES.get(kind)
+    if cls is None:
+        raise ProtocolError(f"no record is called {kind!r}")
+    if cls in _STRUCTURAL:
+        return structure(parse_json(body, name=kind), cls, name=kind)
+    try:
+        return _decoder(cls).decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise ProtocolError(f"{kind}: {exc}") from None
+
+
+@functools.cache
+def _decoder(cls: type[T]) -> msgspec.json.Decoder[T]:
+    return msgspec.json.Decoder(cls)

@@ -1,0 +1,1 @@
+"""The session as a pure state machine: a frozen checkpoint and the changes it allows."""

@@ -1,0 +1,1 @@
+"""What survives: durable checkpoints, transcripts and journals."""
