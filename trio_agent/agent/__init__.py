@@ -1,1 +1,1 @@
-"""TODO."""
+"""The engine. Private: import from `trio_agent` instead."""

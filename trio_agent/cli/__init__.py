@@ -1,1 +1,1 @@
-"""TODO."""
+"""The `trio-agent` command: a thin frontend over ops and events."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Who answers: models, and the routes to them."""

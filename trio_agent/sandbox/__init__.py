@@ -1,1 +1,1 @@
-"""TODO."""
+"""Where tools act, and whose consent they need."""

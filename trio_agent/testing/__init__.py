@@ -1,1 +1,1 @@
-"""TODO."""
+"""Fakes and checks, for your tests and ours."""

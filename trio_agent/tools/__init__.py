@@ -1,1 +1,1 @@
-"""TODO."""
+"""What the model may call."""

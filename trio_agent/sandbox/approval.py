@@ -1,0 +1,50 @@
+"""Which call needs whose consent; pure."""
+
+from __future__ import annotations
+
+import attrs
+
+from trio_agent.record import Record
+from trio_agent.sandbox.base import ApprovalPolicy, Permissions
+
+
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class Ruling(Record):
+    """Whether a call must be asked about, and what it may do once it runs."""
+
+    ask: bool
+    permissions: Permissions
+
+
+def rule(
+    policy: ApprovalPolicy,
+    *,
+    needs_approval: bool,
+    sandboxed: bool,
+    granted: bool,
+    network: bool = False,
+) -> Ruling:
+    """Decide about one call.
+
+    Args:
+        policy: The session's.
+        needs_approval: Whether the tool says that its calls change something.
+        sandboxed: Whether the tool acts only inside the sandbox.
+        granted: Whether a person has approved this call, now or for the session.
+        network: Whether that approval included the network.
+
+    A call that needs no approval runs at once and may change nothing, whatever the
+    policy. ``ALLOW`` and ``ALLOW_NETWORK`` wave a call through only if it is
+    ``sandboxed``: what acts outside is not theirs to allow.
+    """
+    full = policy is ApprovalPolicy.FULL_ACCESS
+    waved = full or (policy is not ApprovalPolicy.ASK and sandboxed)
+    runs = not needs_approval or granted or waved
+    return Ruling(
+        ask=not runs,
+        permissions=Permissions(
+            mutate=needs_approval and runs,
+            network=network or full or policy is ApprovalPolicy.ALLOW_NETWORK,
+            full_access=full and needs_approval,
+        ),
+    )
