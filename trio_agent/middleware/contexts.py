@@ -1,0 +1,378 @@
+"""What each hook may see and change.
+
+A context is valid only until its hook returns. Changes collect in `Effects`; the
+engine commits them together with the step they belong to, so a hook whose step
+was never committed has changed nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Literal, Protocol, TypeAlias
+
+import attrs
+import msgspec
+
+from trio_agent.ambient import Ambient
+from trio_agent.errors import ConfigError, ToolError
+from trio_agent.model.base import ModelRequest
+from trio_agent.protocol.events import (
+    Delivery,
+    EventMsg,
+    Notice,
+    RemoveWidget,
+    SessionContext,
+    TurnOutcome,
+    Widget,
+)
+from trio_agent.protocol.frontend import Block, Tone
+from trio_agent.protocol.items import Item, UserItem
+from trio_agent.protocol.limits import (
+    MAX_ARGUMENT_BYTES,
+    MAX_CAPABILITY_INPUT_BYTES,
+    MAX_NAME_BYTES,
+    MAX_STATE_BYTES,
+    MAX_TOOL_OUTPUT_BYTES,
+)
+from trio_agent.protocol.ops import Op, UserInput
+from trio_agent.protocol.text import Json, check_json, check_text, cut_middle
+from trio_agent.protocol.usage import TokenUsage
+from trio_agent.record import Record
+from trio_agent.state.checkpoint import AgentRole, QueuedMessage, ToolCall
+
+FrontendUpdate: TypeAlias = Notice | Widget | RemoveWidget
+
+
+class WeakSender(Protocol):
+    """A sender that does not keep the session open: what a middleware gets."""
+
+    def submit_nowait(self, op: Op, *, id: str | None = None) -> str:  # noqa: A002
+        """Queue an op in memory and return its id.
+
+        Raises:
+            BusyError: If too many ops wait. StoppedError: If the session is over.
+        """
+        ...
+
+
+@attrs.define(kw_only=True, eq=False, repr=False)
+class RuntimeContext:
+    """The session as a middleware sees it, from `Middleware.register` to its end.
+
+    Attributes:
+        session_id: The session.
+        session_context: Its labels.
+        metadata: Its durable metadata.
+        role: Main, or a subagent of which turn.
+        model_route: The route at the start.
+        sender: For submitting ops to this very session.
+        show: Shows a `Notice`, `Widget` or `RemoveWidget`; not a checkpoint. What is
+            shown during the start is kept, up to 256 updates, until the session is
+            durable; more is a `StoppedError`.
+        states: The durable state of every middleware by name, at the start.
+        save_state: ``await save_state(name, value)`` commits a state outside of hooks.
+        ambient: The clock and the id source.
+    """
+
+    session_id: str
+    session_context: SessionContext
+    metadata: Mapping[str, Json]
+    role: AgentRole
+    model_route: str
+    sender: WeakSender
+    show: Callable[[FrontendUpdate], None]
+    states: Mapping[str, Json]
+    save_state: Callable[[str, Json], Awaitable[None]]
+    ambient: Ambient
+
+
+@attrs.define(kw_only=True, eq=False, repr=False)
+class Effects:
+    """What the hooks of one pass have changed so far.
+
+    ``items`` join the context; those that are not internal join the transcript,
+    too. ``rewrite`` replaces the whole context before ``items`` are added.
+    """
+
+    items: list[Item] = attrs.field(factory=list[Item])
+    rewrite: list[Item] | None = None
+    rewrite_reasons: list[str] = attrs.field(factory=list[str])
+    events: list[EventMsg] = attrs.field(factory=list[EventMsg])
+    states: dict[str, Json] = attrs.field(factory=dict[str, Json])
+    usage: TokenUsage | None = None
+    stop_reason: str | None = None
+
+    def __bool__(self) -> bool:
+        """Whether anything needs to be committed."""
+        return bool(
+            self.items
+            or self.rewrite is not None
+            or self.events
+            or self.states
+            or self.usage is not None
+        )
+
+
+def _reason(text: str) -> str:
+    try:
+        check_text(text, name="reason", limit=MAX_CAPABILITY_INPUT_BYTES, blank=False)
+    except ValueError as exc:
+        raise ConfigError(str(exc)) from None
+    return text
+
+
+@attrs.define(kw_only=True, eq=False, repr=False)
+class HookContext:
+    """What every hook has: where it runs, its own durable state, and a voice."""
+
+    runtime: RuntimeContext
+    name: str
+    turn_id: str
+    effects: Effects
+    saved_states: Mapping[str, Json]
+
+    @property
+    def session_id(self) -> str:
+        """The session."""
+        return self.runtime.session_id
+
+    @property
+    def state(self) -> Json:
+        """A copy of this middleware's durable state, or None if it has none yet."""
+        states = self.effects.states if self.name in self.effects.states else self.saved_states
+        return copy.deepcopy(states.get(self.name))
+
+    @state.setter
+    def state(self, value: Json) -> None:
+        try:
+            check_state(self.name, value)
+        except ValueError as exc:
+            raise ConfigError(str(exc)) from None
+        self.effects.states[self.name] = copy.deepcopy(value)
+
+    def notice(self, text: str, *, tone: Tone = "neutral", block: Block | None = None) -> None:
+        """Tell readers something; recorded with the step."""
+        self.effects.events.append(
+            Notice(capability=self.name, text=_reason(text), tone=tone, block=block)
+        )
+
+    def add_hidden(self, text: str) -> None:
+        """Add guidance that the model reads and the transcript does not show.
+
+        Raises:
+            ConfigError: If it is blank or over 64 KiB.
+        """
+        self.effects.items.append(UserItem(text=_reason(text), internal=self.name))
+
+
+def check_state(name: str, value: Json) -> None:
+    """Check that *value* can be *name*'s durable state.
+
+    Raises:
+        ValueError: If it is not JSON or over 64 KiB.
+    """
+    check_json(value, name=f"state of {name}")
+    size = len(msgspec.json.encode(value))
+    if size > MAX_STATE_BYTES:
+        raise ValueError(f"state of {name}: {size:,} bytes; {MAX_STATE_BYTES:,} are allowed")
+
+
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class Deliver(Record):
+    """A message is accepted: it starts a turn, joins the running one, or waits."""
+
+    boundary: Delivery
+
+
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class Refuse(Record):
+    """A message is refused; ``code`` is one of `REJECTION_CODES`."""
+
+    code: str
+    message: str
+
+
+Routing: TypeAlias = Deliver | Refuse
+
+
+@attrs.define(kw_only=True, eq=False, repr=False)
+class RouteContext:
+    """A message has arrived. ``active_turn_id`` is None while the session is idle."""
+
+    submission_id: str
+    op: UserInput
+    active_turn_id: str | None
+    queue: Sequence[QueuedMessage]
+
+
+@attrs.define(kw_only=True, eq=False, repr=False)
+class MessageSubmitContext(HookContext):
+    """A message is about to enter the context."""
+
+    submission_id: str
+    text: str
+    delivery: Delivery
+    rejection: str | None = None
+
+    def reject(self, reason: str) -> None:
+        """Keep the message out: its turn is recorded as aborted, a steer is refused.
+
+        The first reason given counts.
+        """
+        self.rejection = self.rejection or _reason(reason)
+
+
+@attrs.define(kw_only=True, eq=False, repr=False)
+class PreModelContext(HookContext):
+    """A model request is about to be made. ``items`` is the context as it stands."""
+
+    items: Sequence[Item]
+    step_index: int
+    context_window: int
+    estimated_input_tokens: int
+
+    def push(self, text: str) -> None:
+        """Add a user message that the transcript shows."""
+        self.effects.items.append(UserItem(text=_reason(text)))
+
+    def rewrite(self, reason: str, items: Sequence[Item]) -> None:
+        """Replace the context; one new epoch a pass, however many rewrites.
+
+        Raises:
+            ConfigError: If a call and its output would be separated.
+        """
+        if self.effects.rewrite is None:
+            self.effects.rewrite = list(items)
+        else:
+            self.effects.rewrite[:] = items
+        self.effects.items.clear()
+        if reason not in self.effects.rewrite_reasons:
+            self.effects.rewrite_reasons.append(_reason(reason))
+        self.items = tuple(items)
+
+    def record_usage(self, usage: TokenUsage) -> None:
+        """Count tokens that this hook spent."""
+        self.effects.usage = usage if self.effects.usage is None else self.effects.usage + usage
+
+    def stop(self, reason: str) -> None:
+        """Complete the turn without asking the model. The first reason counts."""
+        self.effects.stop_reason = self.effects.stop_reason or _reason(reason)
+
+
+@attrs.define(kw_only=True, eq=False, repr=False)
+class ModelRequestContext:
+    """The request itself. What is changed here is sent and never stored."""
+
+    runtime: RuntimeContext
+    name: str
+    turn_id: str
+    request: ModelRequest
+    replaced: bool = False
+
+    def replace(self, request: ModelRequest) -> None:
+        """Send *request* instead."""
+        self.request = request
+        self.replaced = True
+
+
+@attrs.define(kw_only=True, eq=False, repr=False)
+class PreToolContext(HookContext):
+    """A call is about to be admitted. Hidden texts go before the answer that asked for it."""
+
+    call: ToolCall
+    denial: str | None = None
+
+    def rewrite(self, *, name: str | None = None, arguments: dict[str, Json] | None = None) -> None:
+        """Change what runs; the original is kept beside it.
+
+        Raises:
+            ToolError: If the new call is not valid; nothing is changed then.
+        """
+        try:
+            if name is not None:
+                check_text(name, name="tool name", limit=MAX_NAME_BYTES, blank=False)
+            if arguments is not None:
+                check_json(arguments, name="arguments")
+                check_text(repr(arguments), name="arguments", limit=MAX_ARGUMENT_BYTES)
+        except ValueError as exc:
+            raise ToolError(str(exc)) from None
+        self.call = attrs.evolve(
+            self.call,
+            name=self.call.name if name is None else name,
+            arguments=self.call.arguments if arguments is None else copy.deepcopy(arguments),
+        )
+
+    def deny(self, reason: str) -> None:
+        """Refuse the call; no later hook can undo it, and the first reason counts."""
+        self.denial = self.denial or _reason(reason)
+
+
+@attrs.define(kw_only=True, eq=False, repr=False)
+class PermissionContext(HookContext):
+    """A call needs somebody's consent; a hook may give or refuse it."""
+
+    call: ToolCall
+    reason: str
+    verdict: Literal["allow", "deny"] | None = None
+    rejection: str = ""
+
+    def allow(self) -> None:
+        """Let it run, unless a hook has denied it already."""
+        if self.verdict is None:
+            self.verdict = "allow"
+
+    def deny(self, reason: str) -> None:
+        """Refuse it; no later hook can undo it, and the first reason counts."""
+        if self.verdict != "deny":
+            self.verdict = "deny"
+            self.rejection = _reason(reason)
+
+
+@attrs.define(kw_only=True, eq=False, repr=False)
+class PostToolContext(HookContext):
+    """A call's handler has run. Hidden texts go after the outputs of the batch."""
+
+    call: ToolCall
+    output: str
+    is_error: bool
+
+    def replace_output(self, text: str) -> None:
+        """Let the model read *text* instead; the usual size limit applies."""
+        self.output = cut_middle(text, MAX_TOOL_OUTPUT_BYTES)
+
+
+@attrs.define(kw_only=True, eq=False, repr=False)
+class StopContext(HookContext):
+    """The model has ended the turn. ``active``: a stop hook already made it go on once."""
+
+    text: str
+    active: bool
+    prompt: str | None = None
+
+    def continue_with(self, prompt: str) -> None:
+        """Make the model go on, at most once a turn.
+
+        Raises:
+            ConfigError: If another hook of this pass has asked already.
+        """
+        if self.prompt is not None:
+            raise ConfigError("two stop hooks ask to continue the same turn")
+        self.prompt = _reason(prompt)
+
+
+@attrs.define(kw_only=True, eq=False, repr=False)
+class TurnEndContext(HookContext):
+    """A turn ends, whichever way; its outcome cannot be changed any more."""
+
+    outcome: TurnOutcome
+    queue: Sequence[QueuedMessage]
+
+
+@attrs.define(kw_only=True, eq=False, repr=False)
+class CommandContext(HookContext):
+    """A frontend called a command of this middleware. Its turn id is empty while idle."""
+
+    command: str
+    arguments: str
+    input: str | None
