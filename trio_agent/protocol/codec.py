@@ -244,17 +244,17 @@ def decode_row(kind: str, body: bytes | str) -> EventMsg | Item:
     Raises:
         ProtocolError: For an unknown kind and for a damaged body.
     """
-    cls = ROW_TYPES.get(kind)
+    cls = cast("type[Any] | None", ROW_TYPES.get(kind))
     if cls is None:
         raise ProtocolError(f"no record is called {kind!r}")
-    if cls in _STRUCTURAL:
-        return structure(parse_json(body, name=kind), cls, name=kind)
     try:
-        return _decoder(cls).decode(body)
+        if cls in _STRUCTURAL:
+            return cast("EventMsg", structure(parse_json(body, name=kind), cls, name=kind))
+        return cast("EventMsg | Item", _decoder(cls).decode(body))
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise ProtocolError(f"{kind}: {exc}") from None
 
 
 @functools.cache
-def _decoder(cls: type[T]) -> msgspec.json.Decoder[T]:
+def _decoder(cls: type[Any]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(cls)

@@ -20,7 +20,7 @@ from trio_agent.protocol.limits import MAX_QUEUED_MESSAGES
 from trio_agent.protocol.text import Json
 from trio_agent.protocol.usage import TokenUsage
 from trio_agent.record import Record
-from trio_agent.state.item_log import ItemLog
+from trio_agent.state.item_log import ItemLog, as_log
 
 CHECKPOINT_VERSION: Final = 1
 
@@ -197,7 +197,7 @@ class Checkpoint(Record):
     role: AgentRole = AgentRole()
     first_user_message: str | None = None
     model_route: str | None = None
-    context: ItemLog = attrs.field(factory=ItemLog, converter=ItemLog.of)
+    context: ItemLog = attrs.field(factory=ItemLog, converter=as_log)
     context_epoch: int = 0
     total_usage: TokenUsage = TokenUsage()
     last_usage: TokenUsage | None = None

@@ -1,4 +1,4 @@
-"""A persistent append-only sequence: versions share one list, and appending costs what it adds."""
+"""A persistent append-only sequence: versions share one list, growing costs what it adds."""
 
 from __future__ import annotations
 
@@ -21,17 +21,13 @@ class ItemLog(Sequence[Item]):
         self._items = list(items)
         self._length = len(self._items)
 
-    @classmethod
-    def of(cls, items: Iterable[Item]) -> ItemLog:
-        """Return *items* as a log: itself if it is one already."""
-        return items if isinstance(items, ItemLog) else cls(items)
-
     def extended(self, items: Iterable[Item]) -> ItemLog:
         """Return the version that has *items* after these."""
         added = list(items)
         if not added:
             return self
-        shared = self._items if len(self._items) == self._length else self._items[: self._length]
+        longest = len(self._items) == self._length
+        shared = self._items if longest else self._items[: self._length]
         shared.extend(added)
         longer = ItemLog.__new__(ItemLog)
         longer._items = shared  # noqa: SLF001  # one of us
@@ -80,3 +76,8 @@ class ItemLog(Sequence[Item]):
     def __repr__(self) -> str:
         """Show the items."""
         return f"ItemLog({list(self)!r})"
+
+
+def as_log(items: Iterable[Item]) -> ItemLog:
+    """Return *items* as a log: itself if it is one already."""
+    return items if isinstance(items, ItemLog) else ItemLog(items)
