@@ -1,1 +1,29 @@
 """What survives: durable checkpoints, transcripts and journals."""
+
+from trio_agent.store.base import (
+    CheckpointStore,
+    EventPage,
+    ExecutionPage,
+    JournalSlice,
+    Lease,
+    Receipt,
+    SessionPage,
+    SessionSummary,
+    TranscriptBatch,
+    TranscriptPage,
+)
+from trio_agent.store.memory import MemoryCheckpoint
+
+__all__ = [
+    "CheckpointStore",
+    "EventPage",
+    "ExecutionPage",
+    "JournalSlice",
+    "Lease",
+    "MemoryCheckpoint",
+    "Receipt",
+    "SessionPage",
+    "SessionSummary",
+    "TranscriptBatch",
+    "TranscriptPage",
+]

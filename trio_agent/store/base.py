@@ -231,6 +231,10 @@ class CheckpointStore(Protocol):
         """Return finished turns that ended below checkpoint *before_sequence*, newest first."""
         ...
 
+    async def load_content(self, digest: str) -> str | None:
+        """Return a text that a save stored as content, or None."""
+        ...
+
     async def list_sessions(
         self, *, cursor: str | None = None, limit: int = 100
     ) -> SessionPage:
@@ -245,7 +249,9 @@ class CheckpointStore(Protocol):
         """Give a session a title, or None for its first message. Needs no lease."""
         ...
 
-    async def search_sessions(self, text: str, *, limit: int = 100) -> tuple[SessionSummary, ...]:
+    async def search_sessions(
+        self, text: str, *, limit: int = 100
+    ) -> tuple[SessionSummary, ...]:
         """Return sessions whose title, first message or transcript holds *text*."""
         ...
 
@@ -258,14 +264,18 @@ class CheckpointStore(Protocol):
         ...
 
     async def prune(self, session_id: str, *, keep_events: int) -> int:
-        """Delete all but the newest *keep_events* journal rows; receipts stay. Returns how many.
+        """Delete all but the newest *keep_events* journal rows; receipts stay.
+
+        Returns how many.
 
         Raises:
             SessionOwnedError: If a live owner holds it.
         """
         ...
 
-    async def fork(self, parent_id: str, parent_sequence: int, session_id: str) -> SessionSummary:
+    async def fork(
+        self, parent_id: str, parent_sequence: int, session_id: str
+    ) -> SessionSummary:
         """Make a new session from the transcript of another up to a save, at sequence 0.
 
         Raises:

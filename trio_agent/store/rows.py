@@ -1,0 +1,203 @@
+"""The bodies of rows: records as JSON text, and back, strictly.
+
+The head is everything of a checkpoint but its context, queue and pending calls;
+it is small, read once an opening, and goes through cattrs. The others are many,
+and msgspec reads them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json  # msgspec's parser accepts what ours must refuse
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar, cast
+
+import attrs
+import msgspec
+
+from trio_agent.errors import CorruptStoreError, ProtocolError, StoreVersionError
+from trio_agent.protocol import codec
+from trio_agent.protocol.events import EventMsg, SessionContext
+from trio_agent.protocol.items import Item
+from trio_agent.protocol.text import Json
+from trio_agent.protocol.usage import TokenUsage
+from trio_agent.record import Record
+from trio_agent.state.checkpoint import (
+    CHECKPOINT_VERSION,
+    ActiveExecution,
+    ActiveModelStep,
+    AgentRole,
+    Checkpoint,
+    ExecutionStats,
+    QueuedMessage,
+    ToolCall,
+)
+
+T = TypeVar("T")
+
+
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class Head(Record):
+    """A checkpoint without what grows; ``queued`` and ``pending`` count the rows left out."""
+
+    session_id: str
+    version: int = CHECKPOINT_VERSION
+    sequence: int = 0
+    session_context: SessionContext = SessionContext()
+    metadata: Mapping[str, Json] = attrs.field(factory=dict)
+    role: AgentRole = AgentRole()
+    first_user_message: str | None = None
+    model_route: str | None = None
+    context_epoch: int = 0
+    total_usage: TokenUsage = TokenUsage()
+    last_usage: TokenUsage | None = None
+    active_execution: ActiveExecution | None = None
+    active_model_step: ActiveModelStep | None = None
+    execution_stats: ExecutionStats = ExecutionStats()
+    grants: tuple[str, ...] = ()
+    states: Mapping[str, Json] = attrs.field(factory=dict)
+    instructions_digest: str | None = None
+    tools_digest: str | None = None
+    queued: int = 0
+    pending: int = 0
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Head:
+        """Return the head of *checkpoint*."""
+        members: dict[str, Any] = {name: getattr(checkpoint, name) for name in _SHARED}
+        queued, pending = len(checkpoint.queue), len(checkpoint.pending_tools)
+        return cls(**members, queued=queued, pending=pending)
+
+    def checkpoint(
+        self,
+        context: Sequence[Item],
+        queue: Sequence[QueuedMessage],
+        pending_tools: Sequence[ToolCall],
+    ) -> Checkpoint:
+        """Return the whole checkpoint."""
+        members: dict[str, Any] = {name: getattr(self, name) for name in _SHARED}
+        return Checkpoint(
+            **members,
+            context=tuple(context),
+            queue=tuple(queue),
+            pending_tools=tuple(pending_tools),
+        )
+
+
+_SHARED: Final = tuple(
+    field.name for field in attrs.fields(Head) if field.name not in {"queued", "pending"}
+)
+_PLAIN: Final = tuple(
+    (field.name, field.default)
+    for field in attrs.fields(Head)
+    if field.name in _SHARED and field.name not in {"metadata", "states"}
+)
+
+
+def write_head(checkpoint: Checkpoint) -> bytes:
+    """Return the JSON text of the head; members that have their default are left out."""
+    members: dict[str, Any] = {}
+    for name, default in _PLAIN:
+        value = getattr(checkpoint, name)
+        if value is not default and value != default:
+            members[name] = value
+    if checkpoint.metadata:
+        members["metadata"] = dict(checkpoint.metadata)
+    if checkpoint.states:
+        members["states"] = dict(checkpoint.states)
+    if checkpoint.queue:
+        members["queued"] = len(checkpoint.queue)
+    if checkpoint.pending_tools:
+        members["pending"] = len(checkpoint.pending_tools)
+    return msgspec.json.encode(members)
+
+
+def read_head(body: bytes, version: int) -> Head:
+    """Decode what `write_head` wrote.
+
+    Raises:
+        ProtocolError: If it is anything else.
+        StoreVersionError: If a newer version of this library wrote it.
+    """
+    return _structured("checkpoint", body, version, Head)
+
+
+write_row = codec.encode_row
+
+
+def read_row(kind: str, version: int, body: bytes) -> EventMsg | Item:
+    """Decode an event or item that `write_row` wrote, perhaps with an older shape.
+
+    Raises:
+        ProtocolError: If it is anything else.
+        StoreVersionError: If a newer version of this library wrote it.
+    """
+    if version == codec.CODEC_VERSION:
+        return codec.decode_row(kind, body)
+    cls: Any = codec.ROW_TYPES.get(kind)
+    if cls is None:
+        raise ProtocolError(f"no record is called {kind!r}")
+    return cast("EventMsg | Item", _structured(kind, body, version, cls))
+
+
+def read_part(cls: type[T], version: int, body: bytes) -> T:
+    """Decode a queued message, a pending call or a finished turn.
+
+    Raises:
+        ProtocolError: If it is anything else.
+        StoreVersionError: If a newer version of this library wrote it.
+    """
+    if version != codec.CODEC_VERSION:
+        return _structured(cls.__name__, body, version, cls)
+    try:
+        return cast("T", _decoder(cast("Any", cls)).decode(body))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise ProtocolError(f"{cls.__name__}: {exc}") from None
+
+
+def _structured(tag: str, body: bytes, version: int, cls: type[T]) -> T:
+    if version > codec.CODEC_VERSION:
+        raise StoreVersionError(
+            f"a {tag} was written in form {version}; this library reads forms up to"
+            f" {codec.CODEC_VERSION}: install a newer trio_agent"
+        )
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError) as exc:
+        raise ProtocolError(f"{tag}: {exc}") from None
+    if not isinstance(data, dict):
+        raise ProtocolError(f"{tag}: expected an object")
+    data = codec.upcast(tag, version, data)
+    if cls in codec.ROW_TYPES.values():
+        data = {"type": tag, **data}
+    return codec.structure(data, cls, name=tag)
+
+
+@functools.cache
+def _decoder(cls: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(cls)
+
+
+def whole(
+    head: Head,
+    context: Sequence[Item],
+    queue: Sequence[QueuedMessage],
+    pending_tools: Sequence[ToolCall],
+    *,
+    length: int,
+) -> Checkpoint:
+    """Put a checkpoint together from its rows.
+
+    Raises:
+        CorruptStoreError: If rows are missing or too many.
+    """
+    for what, found, expected in (
+        ("context items", len(context), length),
+        ("queued messages", len(queue), head.queued),
+        ("pending calls", len(pending_tools), head.pending),
+    ):
+        if found != expected:
+            raise CorruptStoreError(
+                f"session {head.session_id!r} has {found} {what}, expected {expected}"
+            )
+    return head.checkpoint(context, queue, pending_tools)
