@@ -23,7 +23,7 @@ from typing import Final, Literal
 import attrs
 
 from trio_agent.errors import ConfigError, DuplicateError, StoppedError, UnknownError
-from trio_agent.middleware.base import Middleware, PromptSection
+from trio_agent.middleware.base import Middleware
 from trio_agent.middleware.contexts import (
     CommandContext,
     Effects,
@@ -41,13 +41,14 @@ from trio_agent.middleware.contexts import (
     TurnEndContext,
 )
 from trio_agent.middleware.messages import Messages
+from trio_agent.middleware.presentation import check_contributions, render_section
 from trio_agent.model.base import ModelRequest
 from trio_agent.protocol.events import Delivery, EventMsg, TurnOutcome
 from trio_agent.protocol.frontend import Block, Command, Contribution
 from trio_agent.protocol.items import Item
 from trio_agent.protocol.limits import MAX_NAME_BYTES
 from trio_agent.protocol.ops import REJECTION_CODES, CapabilityCommand
-from trio_agent.protocol.text import Json, check_text, utf8_length
+from trio_agent.protocol.text import Json, check_text
 from trio_agent.state.checkpoint import QueuedMessage, ToolCall
 from trio_agent.tools.catalog import Catalog
 
@@ -162,8 +163,8 @@ class MiddlewareStack:
             StoppedError: If a middleware cancelled a scope of its own around the
                 session.
         """
-        failure: Exception | None = None
-        entered: AsyncExitStack[bool]  # bool: leaving it may suppress what is on its way up
+        failures: list[Exception] = []
+        suppressed = True
         async with AsyncExitStack() as entered:
             try:
                 for name, one in self._each("session"):
@@ -171,13 +172,14 @@ class MiddlewareStack:
                         await entered.enter_async_context(one.session(runtime))
                 yield
             except Exception as exc:
-                failure = exc
+                failures.append(exc)
                 raise
-            return
-        # Reached only if it was suppressed; neither an error nor an end may pass unseen.
-        if failure is not None:
-            raise failure
-        raise StoppedError("a middleware ended its own scope, and the session with it")
+            suppressed = False
+        # Neither an error nor an end may pass unseen.
+        if failures:
+            raise failures[0]
+        if suppressed:
+            raise StoppedError("a middleware ended its own scope, and the session with it")
 
     def register(self, catalog: Catalog, runtime: RuntimeContext) -> None:
         """Let every middleware add its tools to *catalog*."""
@@ -197,7 +199,7 @@ class MiddlewareStack:
             with _named(name, "prompt_section"):
                 section = one.prompt_section(runtime)
             if section is not None:
-                parts.append(_rendered_section(name, section))
+                parts.append(render_section(name, section))
         return "\n\n".join(parts)
 
     def contributions(self) -> tuple[Contribution, ...]:
@@ -210,42 +212,15 @@ class MiddlewareStack:
             DuplicateError: If two commands, or two references of one trigger, are equal.
         """
         if self._contributions is None:
-            self._contributions = self._collected()
+            found: list[tuple[str, Contribution]] = []
+            for name, one in self._each("frontend"):
+                with _named(name, "frontend"):
+                    contribution = one.frontend()
+                if contribution is not None:
+                    found.append((name, contribution))
+            check_contributions(found)
+            self._contributions = tuple(contribution for _, contribution in found)
         return self._contributions
-
-    def _collected(self) -> tuple[Contribution, ...]:
-        found: list[Contribution] = []
-        commands: dict[str, str] = {}
-        references: set[tuple[str, str]] = set()
-        for name, one in self._each("frontend"):
-            with _named(name, "frontend"):
-                contribution = one.frontend()
-            if contribution is None:
-                continue
-            if contribution.capability != name:
-                raise ConfigError(
-                    f"middleware {name!r} contributes as {contribution.capability!r}; "
-                    "a contribution's capability is the middleware's own name"
-                )
-            for command in contribution.commands:
-                _check_word(name, "command", command.name)
-                if command.name in commands:
-                    raise DuplicateError(
-                        f"middlewares {commands[command.name]!r} and {name!r} both declare "
-                        f"the command {command.name!r}"
-                    )
-                commands[command.name] = name
-            for reference in contribution.references:
-                _check_trigger(name, reference.trigger)
-                _check_word(name, "reference", reference.value)
-                key = (reference.trigger, reference.value)
-                if key in references:
-                    raise DuplicateError(
-                        f"middleware {name!r}: reference {''.join(key)!r} is declared twice"
-                    )
-                references.add(key)
-            found.append(contribution)
-        return tuple(found)
 
     def render(self, event: EventMsg) -> tuple[Block, ...]:
         """Return every block that a middleware shows for *event*, in order."""
@@ -539,7 +514,7 @@ class MiddlewareStack:
             call = attrs.evolve(call, name=name_now, arguments=arguments, requested=requested)
         return call, denial
 
-    async def permission_request(
+    async def permission_request(  # noqa: PLR0917  # both ways of passing the last ones
         self,
         runtime: RuntimeContext,
         turn_id: str,
@@ -575,7 +550,7 @@ class MiddlewareStack:
                 rejection = ctx.rejection if verdict == "deny" else ""
         return verdict, rejection
 
-    async def post_tool_use(
+    async def post_tool_use(  # noqa: PLR0917  # both ways of passing the last ones
         self,
         runtime: RuntimeContext,
         turn_id: str,
@@ -636,33 +611,3 @@ def _current(items: Sequence[Item], effects: Effects) -> Sequence[Item]:
 
 def _copied(call: ToolCall) -> ToolCall:
     return attrs.evolve(call, arguments=copy.deepcopy(call.arguments))
-
-
-def _rendered_section(name: str, section: PromptSection) -> str:
-    title, body = section.title, section.body
-    if not title.strip() or len(title.splitlines()) > 1 or not title.isprintable():
-        raise ConfigError(f"middleware {name!r}: a prompt section's title is one line of text")
-    if not body.strip():
-        raise ConfigError(f"middleware {name!r}: the prompt section {title!r} has a blank body")
-    text = f"## {title}\n\n{body}"
-    try:
-        utf8_length(text)
-    except ValueError as exc:
-        raise ConfigError(f"middleware {name!r}: prompt section: {exc}") from None
-    return text
-
-
-def _check_word(name: str, what: str, word: str) -> None:
-    try:
-        check_text(word, name=what, limit=MAX_NAME_BYTES, blank=False)
-    except ValueError as exc:
-        raise ConfigError(f"middleware {name!r}: {exc}") from None
-    if any(char.isspace() for char in word):
-        raise ConfigError(f"middleware {name!r}: {what} {word!r} has white space in it")
-
-
-def _check_trigger(name: str, trigger: str) -> None:
-    if len(trigger) != 1 or trigger.isspace() or not trigger.isprintable():
-        raise ConfigError(
-            f"middleware {name!r}: reference trigger {trigger!r} is not one visible character"
-        )
