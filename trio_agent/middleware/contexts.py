@@ -40,6 +40,7 @@ from trio_agent.protocol.text import Json, check_json, check_text, cut_middle
 from trio_agent.protocol.usage import TokenUsage
 from trio_agent.record import Record
 from trio_agent.state.checkpoint import AgentRole, QueuedMessage, ToolCall
+from trio_agent.state.context import check_pairing
 
 FrontendUpdate: TypeAlias = Notice | Widget | RemoveWidget
 
@@ -178,6 +179,13 @@ def check_state(name: str, value: Json) -> None:
         raise ValueError(f"state of {name}: {size:,} bytes; {MAX_STATE_BYTES:,} are allowed")
 
 
+def _check_arguments(arguments: dict[str, Json]) -> None:
+    check_json(arguments, name="arguments")
+    size = len(msgspec.json.encode(arguments))
+    if size > MAX_ARGUMENT_BYTES:
+        raise ValueError(f"arguments: {size:,} bytes; {MAX_ARGUMENT_BYTES:,} are allowed")
+
+
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class Deliver(Record):
     """A message is accepted: it starts a turn, joins the running one, or waits."""
@@ -225,7 +233,7 @@ class MessageSubmitContext(HookContext):
 
 @attrs.define(kw_only=True, eq=False, repr=False)
 class PreModelContext(HookContext):
-    """A model request is about to be made. ``items`` is the context as it stands."""
+    """A model request is about to be made. ``items`` is the context as it stands now."""
 
     items: Sequence[Item]
     step_index: int
@@ -234,22 +242,41 @@ class PreModelContext(HookContext):
 
     def push(self, text: str) -> None:
         """Add a user message that the transcript shows."""
-        self.effects.items.append(UserItem(text=_reason(text)))
+        self._append(UserItem(text=_reason(text)))
+
+    def add_hidden(self, text: str) -> None:
+        """See `HookContext.add_hidden`."""
+        self._append(UserItem(text=_reason(text), internal=self.name))
+
+    def _append(self, item: UserItem) -> None:
+        self.effects.items.append(item)
+        self.items = (*self.items, item)
 
     def rewrite(self, reason: str, items: Sequence[Item]) -> None:
         """Replace the context; one new epoch a pass, however many rewrites.
 
+        Items that equal the context as it stands change nothing. What this pass has
+        added stays an addition, and so reaches the transcript, if *items* end with it.
+
         Raises:
-            ConfigError: If a call and its output would be separated.
+            ConfigError: If the reason is blank, or if a call and its output would be
+                separated; nothing is changed then.
         """
-        if self.effects.rewrite is None:
-            self.effects.rewrite = list(items)
-        else:
-            self.effects.rewrite[:] = items
-        self.effects.items.clear()
+        reason, new = _reason(reason), list(items)
+        if new == list(self.items):
+            return
+        check_pairing(new)
+        added = self.effects.items
+        kept = next(
+            count
+            for count in range(min(len(added), len(new)), -1, -1)
+            if not count or added[-count:] == new[-count:]
+        )
+        self.effects.items = added[len(added) - kept :]
+        self.effects.rewrite = new[: len(new) - kept]
         if reason not in self.effects.rewrite_reasons:
-            self.effects.rewrite_reasons.append(_reason(reason))
-        self.items = tuple(items)
+            self.effects.rewrite_reasons.append(reason)
+        self.items = tuple(new)
 
     def record_usage(self, usage: TokenUsage) -> None:
         """Count tokens that this hook spent."""
@@ -283,7 +310,9 @@ class PreToolContext(HookContext):
     call: ToolCall
     denial: str | None = None
 
-    def rewrite(self, *, name: str | None = None, arguments: dict[str, Json] | None = None) -> None:
+    def rewrite(
+        self, *, name: str | None = None, arguments: dict[str, Json] | None = None
+    ) -> None:
         """Change what runs; the original is kept beside it.
 
         Raises:
@@ -293,8 +322,7 @@ class PreToolContext(HookContext):
             if name is not None:
                 check_text(name, name="tool name", limit=MAX_NAME_BYTES, blank=False)
             if arguments is not None:
-                check_json(arguments, name="arguments")
-                check_text(repr(arguments), name="arguments", limit=MAX_ARGUMENT_BYTES)
+                _check_arguments(arguments)
         except ValueError as exc:
             raise ToolError(str(exc)) from None
         self.call = attrs.evolve(

@@ -248,15 +248,9 @@ class MiddlewareStack:
             raise ConfigError(f"middleware {name!r} did not say how a message enters")
         if isinstance(routing, Refuse):
             if routing.code not in REJECTION_CODES:
-                raise ConfigError(
-                    f"middleware {name!r} refuses a message with the unknown code "
-                    f"{routing.code!r}; one of: {', '.join(sorted(REJECTION_CODES))}"
-                )
+                raise ConfigError(f"middleware {name!r}: no rejection code {routing.code!r}")
         elif routing.boundary not in {"turn", "steer", "queue"}:
-            raise ConfigError(
-                f"middleware {name!r} delivers a message at {routing.boundary!r}; "
-                "one of: turn, steer, queue"
-            )
+            raise ConfigError(f"middleware {name!r}: no delivery {routing.boundary!r}")
         elif routing.boundary == "steer" and ctx.active_turn_id is None:
             raise ConfigError(f"middleware {name!r} steers a message into no turn")
         return routing
@@ -356,17 +350,7 @@ class MiddlewareStack:
         """Run all, each on the context as the ones before have left it.
 
         A reason to stop is in ``effects.stop_reason``: the first counts, and the
-        later hooks still run.
-
-        Args:
-            runtime: The session.
-            turn_id: The running turn.
-            effects: Where changes collect.
-            saved_states: The durable states.
-            items: The context without what *effects* already holds.
-            step_index: How many steps of this turn are complete.
-            context_window: Of the route that will be asked.
-            estimated_input_tokens: Of *items*.
+        later hooks still run. *items* is the context without what *effects* holds.
         """
         for name, one in self._each("pre_model"):
             ctx = PreModelContext(
