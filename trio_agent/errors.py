@@ -144,9 +144,19 @@ class CheckpointError(AgentError):
 
 
 class StaleSessionError(CheckpointError):
-    """Another writer advanced this session; nothing of ours was written."""
+    """Another writer advanced this session; nothing of ours was written.
+
+    Args:
+        message: What was found.
+        owner: Who took the session, if the lease was lost; None if only the
+            sequence number did not fit.
+    """
 
     kind: ClassVar[str] = "stale_session"
+
+    def __init__(self, message: str, *, owner: str | None = None) -> None:
+        super().__init__(message)
+        self.owner = owner
 
 
 class SessionOwnedError(CheckpointError):

@@ -15,7 +15,7 @@ from trio_agent.protocol.events import (
     StepOutcome,
     TurnOutcome,
 )
-from trio_agent.protocol.items import Attachment, Item
+from trio_agent.protocol.items import Attachment, Item, UserItem
 from trio_agent.protocol.ops import Decision
 from trio_agent.protocol.text import Json
 from trio_agent.protocol.usage import TokenUsage
@@ -115,11 +115,12 @@ class CallsBegan(Record):
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class CallEnded(Record):
-    """A call has its outcome. It need not have begun."""
+    """A call, begun or not, has its outcome; ``hidden`` goes behind the outputs of the batch."""
 
     call_id: str
     outcome: CallOutcome
     output: str
+    hidden: tuple[UserItem, ...] = ()
 
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
@@ -147,9 +148,7 @@ class ApprovalDecided(Record):
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class BatchSettled(Record):
-    """All calls have ended: the outputs join the context in call order, then ``hidden``."""
-
-    hidden: tuple[Item, ...] = ()
+    """All calls have ended: the outputs join the context in call order, then what hooks added."""
 
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)

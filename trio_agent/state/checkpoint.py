@@ -15,7 +15,7 @@ from trio_agent.protocol.events import (
     SessionContext,
     TurnOutcome,
 )
-from trio_agent.protocol.items import Attachment
+from trio_agent.protocol.items import Attachment, UserItem
 from trio_agent.protocol.limits import MAX_QUEUED_MESSAGES
 from trio_agent.protocol.text import Json
 from trio_agent.protocol.usage import TokenUsage
@@ -76,6 +76,7 @@ class ToolCall(Record):
     exclusive: bool = True
     approval: Approval | None = None
     network: bool = False
+    hidden: tuple[UserItem, ...] = ()
 
     @property
     def waiting(self) -> bool:
@@ -262,6 +263,13 @@ def _problem(checkpoint: Checkpoint) -> str | None:
         return "two pending calls have one id"
     if len(checkpoint.queue) > MAX_QUEUED_MESSAGES:
         return f"{len(checkpoint.queue)} queued messages; at most {MAX_QUEUED_MESSAGES}"
+    if any(
+        message.boundary == "steer" and message.turn_id != checkpoint.turn_id
+        for message in checkpoint.queue
+    ):
+        return "a steer waits for a turn that does not run"
+    if any((call.status == "ended") != (call.outcome is not None) for call in checkpoint.pending_tools):
+        return "a call has an outcome and no end, or an end and no outcome"
     waiting = [(message.owner, message.id) for message in checkpoint.queue]
     if len(set(waiting)) < len(waiting):
         return "two queued messages have one id"

@@ -26,7 +26,7 @@ from typing import Final, assert_never
 import attrs
 
 from trio_agent.errors import InternalError
-from trio_agent.protocol.items import Item, ToolOutputItem, UserItem
+from trio_agent.protocol.items import Item, ToolCallItem, ToolOutputItem, UserItem
 from trio_agent.protocol.limits import MAX_SESSION_GRANTS
 from trio_agent.protocol.ops import Approved
 from trio_agent.protocol.usage import TokenUsage
@@ -154,7 +154,7 @@ def advance(checkpoint: Checkpoint, change: Change) -> Checkpoint:
         case ApprovalDecided():
             return _decide(checkpoint, change)
         case BatchSettled():
-            return _settle(checkpoint, change)
+            return _settle(checkpoint)
         case TurnContinued():
             return _continue(checkpoint, change)
         case TurnEnded():
@@ -198,14 +198,24 @@ def _queue_after(
     if isinstance(change, MessageQueued):
         if any(waiting.id == change.message.id for waiting in queue):
             raise InternalError(f"message {change.message.id!r} is queued already")
-        if change.message.boundary == "steer" and change.message.turn_id != checkpoint.turn_id:
+        if change.message.boundary == "steer" and not _is_steer_of(change.message, checkpoint):
             raise InternalError("a steer must name the running turn")
         return (*queue, change.message)
     place = _place(queue, change.submission_id)
     if isinstance(change, QueueCancelled):
         return (*queue[:place], *queue[place + 1 :])
+    if any(waiting.id == change.new_id for waiting in (*queue[:place], *queue[place + 1 :])):
+        raise InternalError(f"message {change.new_id!r} is queued already")
     edited = attrs.evolve(queue[place], id=change.new_id, text=change.text)
     return (*queue[:place], edited, *queue[place + 1 :])
+
+
+def _is_steer_of(message: QueuedMessage, checkpoint: Checkpoint) -> bool:
+    return (
+        message.boundary == "steer"
+        and message.turn_id is not None
+        and message.turn_id == checkpoint.turn_id
+    )
 
 
 def _place(queue: tuple[QueuedMessage, ...], submission_id: str) -> int:
@@ -251,6 +261,8 @@ def _begin_turn(checkpoint: Checkpoint, change: TurnBegan) -> Checkpoint:
 
 def _join(checkpoint: Checkpoint, change: SteerJoined) -> Checkpoint:
     waiting = checkpoint.queue[_place(checkpoint.queue, change.submission_id)]
+    if not _is_steer_of(waiting, checkpoint):
+        raise InternalError(f"message {waiting.id!r} does not steer the running turn")
     item = UserItem(
         text=waiting.text, attachments=waiting.attachments, submission_id=waiting.id
     )
@@ -333,6 +345,9 @@ def _end_step(checkpoint: Checkpoint, change: StepEnded) -> Checkpoint:
         return attrs.evolve(checkpoint, active_model_step=None, active_execution=active)
     if change.completing is not None and change.calls:
         raise InternalError("a step with calls does not complete the turn")
+    asked = [item.call_id for item in change.items if isinstance(item, ToolCallItem)]
+    if asked != [call.call_id for call in change.calls]:
+        raise InternalError("the calls of a step are not those of its items")
     return attrs.evolve(
         checkpoint,
         active_model_step=None,
@@ -389,7 +404,13 @@ def _end_call(checkpoint: Checkpoint, change: CallEnded) -> Checkpoint:
             raise InternalError(f"call {call.call_id!r} did not begin")
         if call.status == "begun" and change.outcome == "denied":
             raise InternalError(f"call {call.call_id!r} began before it was denied")
-        return attrs.evolve(call, status="ended", outcome=change.outcome, output=change.output)
+        return attrs.evolve(
+            call,
+            status="ended",
+            outcome=change.outcome,
+            output=change.output,
+            hidden=change.hidden,
+        )
 
     checkpoint = _with_call(checkpoint, change.call_id, ended)
     active = _execution(checkpoint)
@@ -430,8 +451,9 @@ def _decide(checkpoint: Checkpoint, change: ApprovalDecided) -> Checkpoint:
     return _with_call(checkpoint, change.call_id, decided)
 
 
-def _settle(checkpoint: Checkpoint, change: BatchSettled) -> Checkpoint:
+def _settle(checkpoint: Checkpoint) -> Checkpoint:
     outputs: list[Item] = []
+    hidden: list[Item] = []
     for call in checkpoint.pending_tools:
         if call.status != "ended":
             raise InternalError(f"call {call.call_id!r} has no outcome yet")
@@ -442,10 +464,11 @@ def _settle(checkpoint: Checkpoint, change: BatchSettled) -> Checkpoint:
                 is_error=call.outcome != "finished",
             )
         )
+        hidden.extend(call.hidden)
     return attrs.evolve(
         checkpoint,
         pending_tools=(),
-        context=checkpoint.context.extended([*outputs, *change.hidden]),
+        context=checkpoint.context.extended([*outputs, *hidden]),
     )
 
 

@@ -93,7 +93,8 @@ def narrate(before: Checkpoint, change: Change, after: Checkpoint) -> list[Told]
         case CallEnded():
             told.extend((None, message) for message in _call_ended(before, change))
         case ApprovalAsked():
-            told.append((None, approval_request(after, _call(after, change.call_id))))
+            if not change.approval.decided:  # else a hook has answered before anybody was asked
+                told.append((None, approval_request(after, _call(after, change.call_id))))
         case ApprovalDecided():
             asked = _call(before, change.call_id).approval
             if asked is None:

@@ -114,6 +114,7 @@ def close_turn(
     reason: str,
     now_ms: int,
     step_outcome: StepEnded | None = None,
+    known: Known | None = None,
 ) -> list[Change]:
     """Return the changes that end the running turn from wherever it stands.
 
@@ -124,6 +125,7 @@ def close_turn(
         reason: Why, for people.
         now_ms: The wall clock.
         step_outcome: How a running model step ends; default: interrupted.
+        known: Outcomes of begun calls that ended and were not committed yet.
     """
     if checkpoint.active_execution is None:
         return []
@@ -131,7 +133,7 @@ def close_turn(
     if checkpoint.active_model_step is not None:
         changes.append(step_outcome or StepEnded(outcome="interrupted", completed_at_ms=now_ms))
     if checkpoint.pending_tools:
-        changes.extend(_close_calls(checkpoint, {}, restarted=False))
+        changes.extend(_close_calls(checkpoint, known or {}, restarted=False))
         changes.append(BatchSettled())
     changes.append(
         TurnEnded(
