@@ -268,7 +268,10 @@ def _problem(checkpoint: Checkpoint) -> str | None:
         for message in checkpoint.queue
     ):
         return "a steer waits for a turn that does not run"
-    if any((call.status == "ended") != (call.outcome is not None) for call in checkpoint.pending_tools):
+    if any(
+        (call.status == "ended") != (call.outcome is not None)
+        for call in checkpoint.pending_tools
+    ):
         return "a call has an outcome and no end, or an end and no outcome"
     waiting = [(message.owner, message.id) for message in checkpoint.queue]
     if len(set(waiting)) < len(waiting):

@@ -89,7 +89,12 @@ def _abort_batch(checkpoint: Checkpoint, now_ms: int, known: Known) -> list[Chan
     calls = checkpoint.pending_tools
     if all(call.status == "ended" for call in calls):
         return []
-    if not uncertain(checkpoint) and any(call.waiting for call in calls):
+    open_question = any(call.waiting for call in calls)
+    answered = any(
+        call.status == "admitted" and call.approval is not None and call.approval.decided
+        for call in calls
+    )
+    if open_question and not answered and not uncertain(checkpoint):
         return []
     return [*_close_calls(checkpoint, known, restarted=True), BatchSettled(), _aborted(now_ms)]
 
