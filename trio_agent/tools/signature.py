@@ -31,8 +31,8 @@ TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """Names that every provider accepts."""
 
 _PARAMETER_NAME: Final = re.compile(r"[a-zA-Z0-9_]{1,64}")
-_MAX_PROBLEMS: Final = 8
-_MAX_PROBLEM_BYTES: Final = 300
+_MAX_PROBLEMS: Final = 6
+_MAX_PROBLEM_BYTES: Final = 200
 
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
