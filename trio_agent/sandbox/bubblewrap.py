@@ -1,0 +1,343 @@
+"""Commands in a bubblewrap of their own, and the proof that it holds.
+
+What the flags give, and what each of the usual shorter forms lets through, is in
+``docs/sandbox.md``; `tests` show both. Nothing here falls back: before the first
+command a canary runs inside the very same flags and tries to get out, and if it
+does, or cannot run, every command is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trio_agent.errors import SandboxError
+from trio_agent.sandbox.base import Sink
+from trio_agent.sandbox.capture import Capture
+from trio_agent.sandbox.process import run_process
+from trio_agent.sandbox.protection import Mount
+
+HOME: Final = "/tmp/home"  # noqa: S108  (inside the sandbox /tmp is private)
+TEMPORARY: Final = "/tmp"  # noqa: S108
+
+CANARY_TIMEOUT: Final = 15.0
+
+BASE_FLAGS: Final = (
+    "--unshare-user",
+    "--disable-userns",
+    "--unshare-pid",
+    "--unshare-ipc",
+    "--unshare-uts",
+    "--unshare-cgroup-try",
+    "--cap-drop",
+    "ALL",
+    "--new-session",
+    "--die-with-parent",
+    "--ro-bind",
+    "/",
+    "/",
+    "--dev",
+    "/dev",
+    "--proc",
+    "/proc",
+)
+
+HIDDEN_DIRECTORIES: Final = (
+    "/tmp",  # noqa: S108
+    "/var/tmp",  # noqa: S108
+    "/run",
+    "/home",
+    "/root",
+)
+"""Empty, private and writable inside: other people's files, and the sockets of the host."""
+
+SECRET_PATHS: Final = (
+    "/etc/shadow",
+    "/etc/shadow-",
+    "/etc/gshadow",
+    "/etc/gshadow-",
+    "/etc/sudoers",
+    "/etc/sudoers.d",
+    "/etc/krb5.keytab",
+    "/etc/ssl/private",
+    "/etc/docker",
+    "/etc/kubernetes",
+    "/etc/NetworkManager/system-connections",
+    "/etc/wireguard",
+    "/var/spool/cron",
+    "/var/lib/docker",
+    "/var/lib/containerd",
+    "/var/lib/private",
+)
+"""Empty inside: what only root may read, and root may run an engine."""
+
+_SSH_KEYS: Final = ("/etc/ssh", "ssh_host_*_key")
+
+REMEDY: Final = (
+    "Install bubblewrap 0.8 or newer (apt-get install bubblewrap) and let it make user"
+    " namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces>0,"
+    " kernel.apparmor_restrict_unprivileged_userns=0; in a container: a seccomp profile that"
+    " allows them), or run commands unconfined with LocalSandbox(..., isolation='none')."
+)
+"""What every refusal of a sandbox that does not hold ends with."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Bubblewrap:
+    """One way to run commands: the flags for one workspace.
+
+    Attributes:
+        executable: bubblewrap itself.
+        workspace: Mounted writable.
+        hidden: More paths that are empty inside.
+        readable: Paths inside hidden ones that can be read after all.
+    """
+
+    executable: str
+    workspace: Path
+    hidden: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
+
+    def flags(
+        self, *, network: bool, mounts: Sequence[Mount] = (), writable: bool = True
+    ) -> list[str]:
+        """Return bubblewrap's options, in the order that it applies them."""
+        flags = list(BASE_FLAGS)
+        if not network:
+            flags.append("--unshare-net")
+        emptied = self.emptied()
+        for path in emptied:
+            flags += ["--tmpfs", path]
+        for path in self._secrets():
+            flags += ["--tmpfs", path] if Path(path).is_dir() else ["--ro-bind", "/dev/null", path]
+        if network:
+            # The names of servers are often configured by a link into /run.
+            resolver = os.path.realpath("/etc/resolv.conf")
+            flags += ["--ro-bind-try", resolver, resolver]
+        for path in self.readable:
+            flags += ["--ro-bind-try", path, path]
+        workspace = str(self.workspace)
+        flags += ["--bind" if writable else "--ro-bind", workspace, workspace]
+        for mount in mounts:
+            path = f"{workspace}/{mount.path}"
+            flags += ["--bind" if mount.kind == "writable" else "--ro-bind", path, path]
+        return [*flags, "--dir", HOME, "--chdir", workspace]
+
+    def emptied(self) -> list[str]:
+        """Return the directories that are empty and private inside."""
+        found: dict[str, None] = {}
+        for path in (*HIDDEN_DIRECTORIES, os.path.expanduser("~"), *self.hidden):
+            real = os.path.realpath(path)
+            if real != "/" and os.path.isdir(real):
+                found[real] = None
+        return sorted(found)
+
+    def _secrets(self) -> list[str]:
+        emptied = tuple(f"{path}/" for path in self.emptied())
+        directory, pattern = _SSH_KEYS
+        paths = [*SECRET_PATHS, *map(str, sorted(Path(directory).glob(pattern)))]
+        paths += [path for path in self.hidden if os.path.isfile(path)]
+        real = {os.path.realpath(path) for path in paths if os.path.exists(path)}
+        return sorted(path for path in real if not path.startswith(emptied))
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        flags: Sequence[str],
+        env: dict[str, str],
+        stdout: Sink,
+        stderr: Sink,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> int:
+        """Run *argv* inside *flags* and return its exit code, 128 + n for a signal n.
+
+        *env* is also bubblewrap's own, since a command can read it there.
+
+        Raises:
+            SandboxError: If bubblewrap failed before *argv* ran.
+        """
+        complaints = _Complaints(stderr)
+        with _argument_file(flags) as arguments, _status_pipe() as (reader, writer):
+            code = await run_process(
+                [
+                    self.executable,
+                    "--args",
+                    str(arguments),
+                    "--json-status-fd",
+                    str(writer),
+                    "--",
+                    *argv,
+                ],
+                cwd="/",
+                env=env,
+                stdout=stdout,
+                stderr=complaints,
+                pass_fds=(arguments, writer),
+                task_status=task_status,
+            )
+            reported = _reported_exit(reader)
+        if reported is None and code >= 0:
+            raise SandboxError(
+                f"bubblewrap could not start the command: {complaints.text or f'exit {code}'}."
+                f" {REMEDY}"
+            )
+        return code if reported is None else reported
+
+
+def find_bubblewrap(workspace: Path) -> str:
+    """Return bubblewrap's path.
+
+    Raises:
+        SandboxError: If there is none, or only one that the model could have written.
+    """
+    found = shutil.which("bwrap")
+    if found is None:
+        raise SandboxError(f"commands need bubblewrap, which is not on PATH. {REMEDY}")
+    real = Path(found).resolve()
+    if real.is_relative_to(workspace):
+        raise SandboxError(f"{real} lies in the workspace and is not trusted. {REMEDY}")
+    return str(real)
+
+
+class _Complaints:
+    """Passes standard error on and keeps its beginning, for when bubblewrap itself failed."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._kept = bytearray()
+
+    @property
+    def text(self) -> str:
+        return bytes(self._kept).decode(errors="replace").strip()
+
+    async def write(self, data: bytes) -> None:
+        self._kept += data[: 500 - len(self._kept)] if len(self._kept) < 500 else b""
+        await self._sink.write(data)
+
+
+@contextlib.contextmanager
+def _argument_file(flags: Iterable[str]) -> Iterator[int]:
+    descriptor = os.memfd_create("bubblewrap-arguments", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, b"".join(os.fsencode(flag) + b"\0" for flag in flags))
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _status_pipe() -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    try:
+        os.set_blocking(reader, False)
+        yield reader, writer
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def _reported_exit(reader: int) -> int | None:
+    """Return the exit code that bubblewrap reported; without one the command never ran."""
+    data = b""
+    with contextlib.suppress(BlockingIOError):
+        while piece := os.read(reader, 65_536):
+            data += piece
+    for line in data.decode(errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            report: Any = json.loads(line)
+            if isinstance(report, dict) and isinstance(report.get("exit-code"), int):
+                return int(report["exit-code"])
+    return None
+
+
+# --- the canary
+
+_CANARY = r"""
+import ctypes, json, os, socket, sys
+workspace, port, names, writable = json.loads(sys.argv[1])
+out = []
+status = dict(
+    line.split(":\t", 1) for line in open("/proc/self/status").read().splitlines() if ":\t" in line
+)
+if int(status["CapEff"], 16) or int(status["CapPrm"], 16): out.append("it has capabilities")
+if int(status["CapBnd"], 16): out.append("it can gain capabilities")
+if status["NoNewPrivs"].strip() != "1": out.append("it can gain privileges")
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.mount(b"none", b"/", None, 32 | 4096, None) == 0: out.append("it can mount the root anew")
+if libc.unshare(0x10000000) == 0: out.append("it can make user namespaces")
+try:
+    open("/.trio-agent-canary", "x").close()
+    out.append("it can write outside the workspace")
+    os.unlink("/.trio-agent-canary")
+except OSError:
+    pass
+for line in open("/proc/self/mountinfo"):
+    fields = line.split()
+    place = fields[4].encode().decode("unicode_escape").encode("latin-1").decode(errors="replace")
+    allowed = any(place == path or place.startswith(path + "/") for path in writable)
+    if "rw" in fields[5].split(",") and not allowed: out.append("it can write to " + place)
+if not os.access(workspace, os.W_OK): out.append("it cannot write to the workspace")
+if port:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=2).close()
+        out.append("it reaches the network of the host")
+    except OSError:
+        pass
+for entry in open("/proc/1/environ").read().split("\0"):
+    if entry and entry.partition("=")[0] not in names: out.append("it sees the variable " + entry.partition("=")[0])
+if sum(name.isdigit() for name in os.listdir("/proc")) > 8: out.append("it sees processes of the host")
+print(json.dumps(out))
+"""
+
+
+async def check_holds(
+    wrap: Bubblewrap,
+    *,
+    flags: Sequence[str],
+    env: dict[str, str],
+    network: bool,
+) -> None:
+    """Run the canary inside *flags*.
+
+    Raises:
+        SandboxError: If it got out in any way, or could not run; it says how and what helps.
+    """
+    stdout, stderr = Capture(None, "canary"), Capture(None, "canary")
+    # The interpreter may lie in a hidden directory. To show it is no way out.
+    base = os.path.realpath(sys.base_prefix)
+    shown = [*flags, "--ro-bind-try", base, base] if base not in ("/", "/usr") else list(flags)
+    interpreter = os.path.realpath(sys.executable)
+    writable = ["/dev", "/proc", *wrap.emptied(), *wrap._secrets(), str(wrap.workspace)]  # noqa: SLF001
+    with contextlib.ExitStack() as stack:
+        port = 0
+        if not network:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            port = listener.getsockname()[1]
+        question = json.dumps([str(wrap.workspace), port, [*env, "PWD"], writable])
+        argv = [interpreter, "-I", "-S", "-c", _CANARY, question]
+        code = None
+        with trio.move_on_after(CANARY_TIMEOUT):
+            code = await wrap.run(argv, flags=shown, env=env, stdout=stdout, stderr=stderr)
+    if code is None:
+        raise SandboxError(f"the sandbox's self-test did not end in {CANARY_TIMEOUT} s. {REMEDY}")
+    try:
+        escapes = json.loads(stdout.output().text)
+    except ValueError:
+        words = stderr.output().text.strip()[-500:]
+        raise SandboxError(f"the sandbox's self-test could not run: {words}. {REMEDY}") from None
+    if escapes:
+        raise SandboxError(
+            f"the sandbox does not hold here, so no command is run: {'; '.join(escapes)}. {REMEDY}"
+        )
