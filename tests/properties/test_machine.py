@@ -513,6 +513,13 @@ class Session(RuleBasedStateMachine):
                 assert times == 1
 
     @invariant()
+    def what_must_not_run_again_cannot_be_readmitted(self) -> None:
+        for call in self.memory.pending_tools:
+            if call.status != "begun" or call.effect not in REPEATABLE:
+                with pytest.raises(InternalError):
+                    advance(self.memory, ch.CallReadmitted(call_id=call.call_id))
+
+    @invariant()
     def the_first_message_is_written_once(self) -> None:
         first = self.durable.first_user_message
         assert self.first is None or first == self.first
