@@ -34,7 +34,6 @@ from trio_agent.protocol.items import (
     UserItem,
 )
 from trio_agent.protocol.limits import (
-    MAX_INTEGER,
     MAX_MODEL_OUTPUT_BYTES,
     MAX_TOOL_CALLS,
 )
@@ -43,6 +42,9 @@ from trio_agent.record import Record
 
 _LEGAL: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _ILLEGAL: Final = re.compile(r"[^a-zA-Z0-9_-]")
+
+MAX_TOKENS: Final = 2**40
+"""What one answer can cost; more is a provider's mistake."""
 
 AnswerPart: TypeAlias = ReasoningItem | AssistantItem | ToolCallItem
 
@@ -220,20 +222,52 @@ def text_member(value: Json, *path: str) -> str:
     return found if isinstance(found, str) else ""
 
 
+def list_member(value: Json, *path: str) -> Sequence[Json]:
+    """Return the list under *path*, or an empty one if there is none."""
+    found = member(value, *path)
+    return cast("Sequence[Json]", found) if isinstance(found, list) else ()
+
+
 def token_count(value: Json, *path: str) -> int:
     """Return the number of tokens under *path*; 0 if the provider did not say.
 
     Raises:
-        ProviderError: If it is negative, broken or larger than 2**63-1.
+        ProviderError: If it is negative or larger than any answer can cost, so that
+            sums over a session stay in range.
     """
     found = member(value, *path)
     if isinstance(found, float) and math.isfinite(found) and found.is_integer():
         found = int(found)
     if isinstance(found, bool) or not isinstance(found, (int, float)):
         return 0
-    if isinstance(found, float) or not 0 <= found <= MAX_INTEGER:
+    if isinstance(found, float) or not 0 <= found <= MAX_TOKENS:
         raise ProviderError(f"the provider counts {found} tokens as {'.'.join(path)}")
     return found
+
+
+class Halves:
+    """Joins characters whose two halves arrive in different deltas.
+
+    Some servers cut their text between the two halves of a character, which JSON
+    can express. A first half is held back until the second comes; one that stays
+    alone becomes U+FFFD.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def join(self, text: str) -> str:
+        """Return what of all the text so far is whole and was not returned yet."""
+        if not self._held and (text.isascii() or _HALF.search(text) is None):
+            return text
+        text = self._held + text
+        self._held = ""
+        if "\ud800" <= text[-1:] <= "\udbff":
+            text, self._held = text[:-1], text[-1]
+        return replace_surrogates(text)
+
+
+_HALF: Final = re.compile("[\ud800-\udfff]")
 
 
 class OutputLimit:

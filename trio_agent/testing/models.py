@@ -72,7 +72,8 @@ and ``emit``; or a list of steps.
 
 
 async def _stream(emit: Emit, content: str, phase: Phase) -> None:
-    """Emit *content* in pieces, as a network would bring it."""
+    """Emit *content* in pieces, as a network would bring it. A checkpoint."""
+    await trio.lowlevel.checkpoint()
     for start in range(0, len(content), _PIECE):
         await emit(content[start : start + _PIECE], phase)
 
