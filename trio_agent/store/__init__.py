@@ -13,6 +13,7 @@ from trio_agent.store.base import (
     TranscriptPage,
 )
 from trio_agent.store.memory import MemoryCheckpoint
+from trio_agent.store.sqlite import SqliteCheckpoint
 
 __all__ = [
     "CheckpointStore",
@@ -24,6 +25,7 @@ __all__ = [
     "Receipt",
     "SessionPage",
     "SessionSummary",
+    "SqliteCheckpoint",
     "TranscriptBatch",
     "TranscriptPage",
 ]

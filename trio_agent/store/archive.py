@@ -136,13 +136,14 @@ def read_archive(data: bytes) -> Archive:
             f" {ARCHIVE_VERSION}"
         )
     archive = codec.structure(members, Archive, name="export")
-    problem = _problem(archive)
-    if problem is not None:
-        raise ProtocolError(f"export: {problem}")
+    found = problem(archive)
+    if found is not None:
+        raise ProtocolError(f"export: {found}")
     return archive
 
 
-def _problem(archive: Archive) -> str | None:
+def problem(archive: Archive) -> str | None:
+    """Return the first rule that *archive* breaks, None if it is sound."""
     try:
         archive.checkpoint()
     except CorruptStoreError as exc:

@@ -67,6 +67,7 @@ from trio_agent.store.history import (
 )
 from trio_agent.store.numbering import Entry, Stream, arrange, settle
 from trio_agent.store.rows import Head
+from trio_agent.store.sqlite import SqliteCheckpoint
 
 
 @attrs.define(kw_only=True)
@@ -691,8 +692,15 @@ class MemoryCheckpoint:
             ConfigError: If *path* exists.
             CheckpointError: If it cannot be written.
         """
-        await trio.lowlevel.checkpoint()
-        raise NotImplementedError(path)
+        if Path(path).exists():  # noqa: ASYNC240  # what follows opens it in a thread
+            raise ConfigError(f"{path} exists; a backup overwrites nothing")
+        sessions = [self._archive(session) for session in self._newest_first()]
+        states = dict(self._states)
+        async with SqliteCheckpoint(path, now_ms=self._now_ms) as copy:
+            for archive in reversed(sessions):
+                await copy.import_session(write_archive(archive))
+            for (scope, key), value in states.items():
+                await copy.save_state(scope, key, value)
 
     async def load_state(self, scope: str, key: str) -> Json:
         """See `CheckpointStore.load_state`."""

@@ -8,7 +8,6 @@ and msgspec reads them.
 from __future__ import annotations
 
 import functools
-import json  # msgspec's parser accepts what ours must refuse
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
@@ -87,24 +86,28 @@ class Head(Record):
 _SHARED: Final = tuple(
     field.name for field in attrs.fields(Head) if field.name not in {"queued", "pending"}
 )
-_PLAIN: Final = tuple(
+_APART: Final = frozenset({"session_context", "first_user_message", "execution_stats"})
+"""Members with a column of their own, which lists read without the rest."""
+
+_COLD: Final = frozenset(
+    {"metadata", "role", "states", "grants", "instructions_digest", "tools_digest"}
+)
+"""Members that seldom change and may be large."""
+
+_HOT: Final = tuple(
     (field.name, field.default)
     for field in attrs.fields(Head)
-    if field.name in _SHARED and field.name not in {"metadata", "states"}
+    if field.name in _SHARED and field.name not in _APART | _COLD
 )
 
 
 def write_head(checkpoint: Checkpoint) -> bytes:
-    """Return the JSON text of the head; members that have their default are left out."""
+    """Return the JSON text of what every save rewrites; defaults are left out."""
     members: dict[str, Any] = {}
-    for name, default in _PLAIN:
+    for name, default in _HOT:
         value = getattr(checkpoint, name)
         if value is not default and value != default:
             members[name] = value
-    if checkpoint.metadata:
-        members["metadata"] = dict(checkpoint.metadata)
-    if checkpoint.states:
-        members["states"] = dict(checkpoint.states)
     if checkpoint.queue:
         members["queued"] = len(checkpoint.queue)
     if checkpoint.pending_tools:
@@ -112,14 +115,36 @@ def write_head(checkpoint: Checkpoint) -> bytes:
     return msgspec.json.encode(members)
 
 
-def read_head(body: bytes, version: int) -> Head:
-    """Decode what `write_head` wrote.
+def write_cold(checkpoint: Checkpoint) -> bytes:
+    """Return the JSON text of what seldom changes."""
+    members = {name: getattr(checkpoint, name) for name in sorted(_COLD)}
+    members["metadata"] = dict(checkpoint.metadata)
+    members["states"] = dict(checkpoint.states)
+    return msgspec.json.encode(members)
+
+
+def read_head(
+    head: bytes,
+    cold: bytes,
+    *,
+    version: int,
+    session_context: bytes,
+    first_user_message: str | None,
+    execution_stats: bytes,
+) -> Head:
+    """Decode what `write_head`, `write_cold` and the columns beside them hold.
 
     Raises:
         ProtocolError: If it is anything else.
         StoreVersionError: If a newer version of this library wrote it.
     """
-    return _structured("checkpoint", body, version, Head)
+    members = _object("checkpoint", head, version) | _object("checkpoint", cold, version)
+    members["session_context"] = _object("session context", session_context, version)
+    members["execution_stats"] = _object("statistics", execution_stats, version)
+    members["first_user_message"] = first_user_message
+    return codec.structure(
+        codec.upcast("checkpoint", version, members), Head, name="checkpoint"
+    )
 
 
 write_row = codec.encode_row
@@ -156,21 +181,22 @@ def read_part(cls: type[T], version: int, body: bytes) -> T:
 
 
 def _structured(tag: str, body: bytes, version: int, cls: type[T]) -> T:
-    if version > codec.CODEC_VERSION:
-        raise StoreVersionError(
-            f"a {tag} was written in form {version}; this library reads forms up to"
-            f" {codec.CODEC_VERSION}: install a newer trio_agent"
-        )
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError) as exc:
-        raise ProtocolError(f"{tag}: {exc}") from None
-    if not isinstance(data, dict):
-        raise ProtocolError(f"{tag}: expected an object")
-    data = codec.upcast(tag, version, data)
+    data = codec.upcast(tag, version, _object(tag, body, version))
     if cls in codec.ROW_TYPES.values():
         data = {"type": tag, **data}
     return codec.structure(data, cls, name=tag)
+
+
+def _object(name: str, body: bytes, version: int) -> dict[str, Json]:
+    if version > codec.CODEC_VERSION:
+        raise StoreVersionError(
+            f"a {name} was written in form {version}; this library reads forms up to"
+            f" {codec.CODEC_VERSION}: install a newer trio_agent"
+        )
+    data = codec.parse_json(body, name=name)
+    if not isinstance(data, dict):
+        raise ProtocolError(f"{name}: expected an object")
+    return cast("dict[str, Json]", data)
 
 
 @functools.cache

@@ -1,0 +1,114 @@
+"""Group commit: what is waiting when the writer is free goes in one transaction.
+
+Rules:
+
+1.  There is no background task. A task whose turn it is leads: it takes all that
+    is waiting, its own job included, and has it written. A lone task leads at once.
+2.  Waiting jobs can be cancelled away, and then they did not happen. Taken ones
+    cannot: their tasks wait until they are answered.
+3.  A leader hands over to the oldest job that came meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import outcome
+import trio
+
+from trio_agent.store.saving import Job
+
+NAP_SECONDS: Final = 50e-6
+"""What a busy trio thread gives a worker thread in each pass of its loop."""
+
+
+class GroupCommit:
+    """Brings the jobs of many tasks to one writer.
+
+    Args:
+        write: Writes jobs in one transaction, and leaves an error in those that failed.
+    """
+
+    def __init__(self, write: Callable[[Sequence[Job]], Awaitable[None]]) -> None:
+        self._write = write
+        self._waiting: list[Job] = []
+        self._busy = False
+
+    @trio.lowlevel.enable_ki_protection
+    async def submit(self, job: Job) -> None:
+        """Have *job* written, and return once it is, or has failed.
+
+        Cancelled while it waits, it has not happened; afterwards it is answered.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._waiting.append(job)
+        if self._busy and not await self._leads(job):
+            return
+        self._busy = True
+        batch, self._waiting = self._waiting, []
+        for one in batch:
+            one.taken = True
+        try:
+            with trio.CancelScope(shield=True):
+                await self._write(batch)
+        finally:
+            for one in batch:
+                if one is not job:
+                    trio.lowlevel.reschedule(one.task, outcome.Value(False))
+            if self._waiting:  # still busy: nobody may overtake the next leader
+                trio.lowlevel.reschedule(self._waiting[0].task, outcome.Value(True))
+            else:
+                self._busy = False
+
+    async def _leads(self, job: Job) -> bool:
+        """Wait; True means that this task leads now, False that its job is answered."""
+        job.task = trio.lowlevel.current_task()
+
+        def abort(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+            if job.taken:
+                return trio.lowlevel.Abort.FAILED
+            self._waiting.remove(job)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        return bool(await trio.lowlevel.wait_task_rescheduled(abort))
+
+
+class _Offer(trio.abc.Instrument):
+    """Sleeps a moment in each pass of a loop that never waits.
+
+    CPython hands its lock over only to a thread that has waited for a whole switch
+    interval without being signalled. A trio loop with runnable tasks releases and
+    takes it back in every pass, so a worker thread may never get it: a commit then
+    ends when the load does. A real sleep lets it in.
+    """
+
+    outstanding = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        if timeout == 0:
+            time.sleep(NAP_SECONDS)  # noqa: ASYNC251  # the purpose
+
+
+_offer: trio.lowlevel.RunVar[_Offer] = trio.lowlevel.RunVar("trio_agent_offer")
+
+
+@contextmanager
+def threads_let_in() -> Iterator[None]:
+    """Let worker threads make progress during a block, however busy the trio thread is."""
+    try:
+        offer = _offer.get()
+    except LookupError:
+        offer = _Offer()
+        _offer.set(offer)
+    if not offer.outstanding:
+        trio.lowlevel.add_instrument(offer)
+    offer.outstanding += 1
+    try:
+        yield
+    finally:
+        offer.outstanding -= 1
+        if not offer.outstanding:
+            trio.lowlevel.remove_instrument(offer)

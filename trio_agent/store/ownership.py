@@ -1,0 +1,182 @@
+"""Who may write a session: claims, the processes that hold them, and whether those still live.
+
+Rules:
+
+1.  A claim names its owner, a row a process, and an incarnation that grows with every
+    claim of the file and is never given twice. Saves compare the incarnation.
+2.  Whether an owner lives is a question to the kernel if it runs under this one, in
+    this process namespace: the process must exist, with the same start time, and
+    be no zombie. A stopped process lives.
+3.  Of any other owner only its renewal counter is known. A challenger watches it, on its
+    own monotonic clock, for `LEASE_SECONDS`; if it stands still, the owner is dead.
+    No wall clock decides anything.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from trio_agent.errors import SessionOwnedError
+from trio_agent.store.base import Lease
+
+RENEW_SECONDS: Final = 5.0
+"""How often a process that guards sessions raises its counter."""
+
+CHECK_SECONDS: Final = 1.0
+"""How often it looks whether somebody took one of them."""
+
+LEASE_SECONDS: Final = 15.0
+"""How long a counter may stand still before its owner counts as dead."""
+
+
+@attrs.frozen
+class Process:
+    """One process, as others can recognise it."""
+
+    host: str
+    boot: str
+    pid: int
+    started: str
+
+    @classmethod
+    def this(cls) -> Process:
+        """Return the process that calls."""
+        pid = os.getpid()
+        return cls(socket.gethostname(), _kernel(), pid, start_time(pid) or "")
+
+    def lives(self) -> bool | None:
+        """Ask the kernel; None if it is not ours to ask."""
+        if not self.boot or self.boot != _kernel() or not self.started:
+            return None
+        return start_time(self.pid) == self.started
+
+
+def _kernel() -> str:
+    """Name this boot of this kernel and our process namespace; empty without ``/proc``."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def start_time(pid: int) -> str | None:
+    """Return when *pid* started, in the kernel's ticks; None if it does not run."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    state, started = fields[0], fields[19]
+    return None if state in {b"Z", b"X"} else started.decode()
+
+
+@attrs.frozen
+class Holder:
+    """Who holds a session now."""
+
+    session_id: str
+    incarnation: int
+    owner: int
+    name: str
+    since_ms: int
+    process: Process
+    renewals: int
+
+    def refusal(self) -> SessionOwnedError:
+        """Return the error for somebody who wants the session, too."""
+        since = datetime.fromtimestamp(self.since_ms / 1000, UTC)
+        return SessionOwnedError(
+            f"session {self.session_id!r} is held by {self.name}: process {self.process.pid}"
+            f" on {self.process.host}, since {since:%Y-%m-%d %H:%M:%S} UTC; close it there,"
+            " or open it with takeover=True"
+        )
+
+
+def holder(connection: sqlite3.Connection, key: str) -> Holder | None:
+    """Return who holds a session, dead or alive; None if nobody does."""
+    found = connection.execute(
+        "SELECT claim.key, incarnation, owner.id, name, claim.since_ms, host, boot, pid,"
+        " started, renewals FROM claim JOIN owner ON owner.id=claim.owner WHERE claim.key=?",
+        (key,),
+    ).fetchone()
+    if found is None:
+        return None
+    session_id, incarnation, owner, name, since, *process, renewals = found
+    return Holder(session_id, incarnation, owner, name, since, Process(*process), renewals)
+
+
+def enrol(connection: sqlite3.Connection, process: Process, now_ms: int) -> int:
+    """Give *process* a row of its own, and forget those known to be dead."""
+    for owner, *columns in connection.execute(
+        "SELECT id, host, boot, pid, started FROM owner"
+    ).fetchall():
+        if Process(*columns).lives() is False:
+            dismiss(connection, owner)
+    row = (process.host, process.boot, process.pid, process.started, now_ms)
+    (owner,) = connection.execute(
+        "INSERT INTO owner(host, boot, pid, started, since_ms) VALUES(?,?,?,?,?) RETURNING id",
+        row,
+    ).fetchone()
+    return int(owner)
+
+
+def enrolled(connection: sqlite3.Connection, owner: int) -> bool:
+    """Whether *owner* still has its row."""
+    found = connection.execute("SELECT 1 FROM owner WHERE id=?", (owner,)).fetchone()
+    return found is not None
+
+
+def dismiss(connection: sqlite3.Connection, owner: int) -> None:
+    """Free everything that *owner* holds, and forget it."""
+    connection.execute("UPDATE claim SET owner=NULL WHERE owner=?", (owner,))
+    connection.execute("DELETE FROM owner WHERE id=?", (owner,))
+
+
+def take(connection: sqlite3.Connection, key: str, owner: int, name: str, now_ms: int) -> Lease:
+    """Make *owner* the holder of a session, whoever held it before."""
+    (incarnation,) = connection.execute(
+        "UPDATE counter SET value=value+1 WHERE name='incarnation' RETURNING value"
+    ).fetchone()
+    connection.execute(
+        "INSERT OR REPLACE INTO claim VALUES(?,?,?,?,?)",
+        (key, incarnation, owner, name, now_ms),
+    )
+    return Lease(session_id=key, incarnation=incarnation, owner=name)
+
+
+def give_back(connection: sqlite3.Connection, lease: Lease) -> None:
+    """Make a session free, if *lease* is still the one that holds it."""
+    connection.execute(
+        "UPDATE claim SET owner=NULL WHERE key=? AND incarnation=?",
+        (lease.session_id, lease.incarnation),
+    )
+
+
+def renew(connection: sqlite3.Connection, owner: int) -> None:
+    """Raise the counter that challengers on other machines watch."""
+    connection.execute("UPDATE owner SET renewals=renewals+1 WHERE id=?", (owner,))
+
+
+def held(connection: sqlite3.Connection, owner: int) -> dict[str, int]:
+    """Return the sessions that *owner* holds, and their incarnations."""
+    found = connection.execute("SELECT key, incarnation FROM claim WHERE owner=?", (owner,))
+    return dict(found.fetchall())
+
+
+def require_free(connection: sqlite3.Connection, key: str) -> None:
+    """Refuse to change a session whose owner lives, or might.
+
+    Raises:
+        SessionOwnedError: It names the owner.
+    """
+    found = holder(connection, key)
+    if found is not None and found.process.lives() is not False:
+        raise found.refusal()
