@@ -22,8 +22,25 @@ import cattrs.gen
 import msgspec
 
 from trio_agent.errors import ProtocolError
-from trio_agent.protocol.events import EVENT_TYPES, ApprovalResolved, Event, EventMsg
-from trio_agent.protocol.items import ITEM_TYPES, Item
+from trio_agent.protocol.events import (
+    EVENT_TYPES,
+    ApprovalResolved,
+    Error,
+    Event,
+    EventMsg,
+    ExecApprovalRequest,
+    SessionHistory,
+    ToolCallBegin,
+    ToolProgress,
+)
+from trio_agent.protocol.items import (
+    ITEM_TYPES,
+    AssistantItem,
+    Item,
+    ReasoningItem,
+    Sealed,
+    ToolCallItem,
+)
 from trio_agent.protocol.ops import DECISION_TYPES, OP_TYPES, Decision, Op, Submission
 from trio_agent.protocol.text import Json, check_json
 
@@ -70,7 +87,7 @@ class _Converter(cattrs.Converter):
         for primitive in (str, int, bool, float):
             self.register_structure_hook(primitive, _strict(primitive))
         self.register_structure_hook_factory(_is_tuple, self._tuple)
-        self.register_structure_hook_factory(_is_json_object, lambda _: lambda v, _t: _object(v))
+        self.register_structure_hook_factory(_is_json_object, _object_hook)
         for cls in (*OP_TYPES, *DECISION_TYPES, *EVENT_TYPES, *ITEM_TYPES):
             self.register_structure_hook_factory(_is(cls), self._tagged)
             self.register_unstructure_hook_factory(_is(cls), self._untagged)
@@ -128,6 +145,10 @@ def _is(cls: type) -> Callable[[Any], bool]:
     return lambda other: other is cls
 
 
+def _object_hook(_: Any) -> Callable[[Any, Any], dict[str, Any]]:
+    return lambda value, _cls: _object(value)
+
+
 def _is_tuple(cls: Any) -> bool:
     return typing.get_origin(cls) is tuple
 
@@ -148,6 +169,11 @@ def structure(data: Json, cls: type[T], *, name: str) -> T:
     Raises:
         ProtocolError: It names every path that is wrong.
     """
+    _check(data, name)
+    return _structure(data, cls, name)
+
+
+def _structure(data: Json, cls: type[T], name: str) -> T:
     try:
         return converter().structure(data, cls)
     except cattrs.BaseValidationError as exc:
@@ -157,24 +183,42 @@ def structure(data: Json, cls: type[T], *, name: str) -> T:
         raise ProtocolError(f"{name}: {exc}") from None
 
 
+def _check(value: Json, name: str) -> None:
+    try:
+        check_json(value, name=name)
+    except ValueError as exc:
+        raise ProtocolError(str(exc)) from None
+
+
 def unstructure(record: attrs.AttrsInstance) -> dict[str, Json]:
     """Return the wire form of *record* as JSON values."""
     return cast("dict[str, Json]", converter().unstructure(record))
 
 
 def dumps(record: attrs.AttrsInstance) -> bytes:
-    """Return the wire form of *record* as JSON text."""
-    return msgspec.json.encode(unstructure(record))
+    """Return the wire form of *record* as JSON text.
+
+    Raises:
+        ProtocolError: If it holds what JSON cannot: NaN, an infinity, half a character.
+    """
+    value = unstructure(record)
+    _check(value, type(record).__name__)
+    return msgspec.json.encode(value)
 
 
 def parse_json(text: str | bytes, *, name: str) -> Json:
-    """Parse strict JSON: no NaN, no duplicate keys, no half characters.
+    """Parse strict JSON in UTF-8: no NaN, no duplicate keys, no half characters.
 
     Raises:
         ProtocolError: It says what is wrong.
     """
     try:
-        value = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        # Decoded here: `json` would guess other encodings and let halves pass.
+        value = json.loads(
+            text if isinstance(text, str) else text.decode(),
+            object_pairs_hook=_no_duplicates,
+            parse_constant=_no_constant,
+        )
         check_json(value, name=name)
     except (ValueError, RecursionError) as exc:
         raise ProtocolError(f"{name}: {exc}") from None
@@ -200,7 +244,7 @@ def load_submission(text: str | bytes) -> Submission:
     Raises:
         ProtocolError: For anything that is not exactly one.
     """
-    return structure(parse_json(text, name="submission"), Submission, name="submission")
+    return _structure(parse_json(text, name="submission"), Submission, "submission")
 
 
 def load_op(text: str | bytes) -> Op:
@@ -209,7 +253,7 @@ def load_op(text: str | bytes) -> Op:
     Raises:
         ProtocolError: For anything that is not exactly one.
     """
-    return structure(parse_json(text, name="op"), cast("type[Op]", Op), name="op")
+    return _structure(parse_json(text, name="op"), cast("type[Op]", Op), "op")
 
 
 def load_event(text: str | bytes) -> Event:
@@ -218,43 +262,68 @@ def load_event(text: str | bytes) -> Event:
     Raises:
         ProtocolError: For anything that is not exactly one.
     """
-    return structure(parse_json(text, name="event"), Event, name="event")
+    return _structure(parse_json(text, name="event"), Event, "event")
 
 
 # --- rows: what the store keeps, one record each, its class named by a column beside it
 
-ROW_TYPES: Final[Mapping[str, type[EventMsg] | type[Item]]] = {
+ROW_TYPES: Final[Mapping[str, type[EventMsg | Item]]] = {
     cls.tag: cls for cls in (*EVENT_TYPES, *ITEM_TYPES)
 }
 
-_STRUCTURAL: Final[frozenset[type]] = frozenset({ApprovalResolved})
+_STRUCTURAL: Final[frozenset[type]] = frozenset({ApprovalResolved, SessionHistory})
 """Rows with a tagged union inside, which msgspec cannot tell apart."""
+
+_LOOSE: Final[Mapping[type, tuple[str, ...]]] = {
+    ToolCallBegin: ("arguments",),
+    ExecApprovalRequest: ("arguments",),
+    ToolProgress: ("fraction",),
+    Error: ("retry_after",),
+    ToolCallItem: ("arguments", "sealed"),
+    AssistantItem: ("sealed",),
+    ReasoningItem: ("sealed",),
+}
+"""Members that can hold a number: msgspec would write NaN and infinities as null."""
 
 
 def encode_row(record: EventMsg | Item) -> bytes:
-    """Return the row form of *record*; its ``tag`` goes into the column beside it."""
-    if type(record) in _STRUCTURAL:
+    """Return the row form of *record*; its ``tag`` goes into the column beside it.
+
+    Raises:
+        ProtocolError: If it holds what JSON cannot: NaN, an infinity, half a character.
+    """
+    cls = type(record)
+    if cls in _STRUCTURAL:
         return dumps(record)
-    return msgspec.json.encode(record)
+    for member in _LOOSE.get(cls, ()):
+        value = getattr(record, member)
+        _check(value.data if isinstance(value, Sealed) else value, cls.__name__)
+    try:
+        return msgspec.json.encode(record)
+    except UnicodeEncodeError:
+        raise ProtocolError(f"{cls.__name__} holds half a character") from None
 
 
 def decode_row(kind: str, body: bytes | str) -> EventMsg | Item:
     """Decode a row that `encode_row` wrote.
 
+    The store keeps a checksum beside it; so this checks types and presence, and
+    ignores members that it does not know.
+
     Raises:
         ProtocolError: For an unknown kind and for a damaged body.
     """
-    cls = cast("type[Any] | None", ROW_TYPES.get(kind))
+    cls = ROW_TYPES.get(kind)
     if cls is None:
         raise ProtocolError(f"no record is called {kind!r}")
+    if cls in _STRUCTURAL:
+        return _structure(parse_json(body, name=kind), cls, kind)
     try:
-        if cls in _STRUCTURAL:
-            return cast("EventMsg", structure(parse_json(body, name=kind), cls, name=kind))
-        return cast("EventMsg | Item", _decoder(cls).decode(body))
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        return _decoder(kind).decode(body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as exc:
         raise ProtocolError(f"{kind}: {exc}") from None
 
 
 @functools.cache
-def _decoder(cls: type[Any]) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(cls)
+def _decoder(kind: str) -> msgspec.json.Decoder[EventMsg | Item]:
+    return msgspec.json.Decoder(ROW_TYPES[kind])

@@ -56,7 +56,7 @@ class ModelChanged(Record):
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class SessionConfigured(Record):
-    """The first event of every opening. ``recovered``: the last opening did not end in order."""
+    """The first event of an opening. ``recovered``: the one before did not end in order."""
 
     tag: ClassVar[str] = "session_configured"
 
@@ -87,7 +87,7 @@ class SessionResumeRequested(Record):
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class SubmissionAccepted(Record):
-    """The op of this event's submission id is durable; ``digest`` recognises it when it recurs."""
+    """The op of this event's submission id is durable; ``digest`` tells it if it recurs."""
 
     tag: ClassVar[str] = "submission_accepted"
 
@@ -150,7 +150,7 @@ class ModelStepStarted(Record):
     """A request is about to be sent. Every attempt has its own ``step_id``.
 
     Attempts of one step share the ``step_index`` and count up ``attempt`` from 1.
-    ``request_digest`` names the exact request (DECISIONS 10).
+    ``request_digest`` names the exact request.
     """
 
     tag: ClassVar[str] = "model_step_started"
@@ -464,7 +464,7 @@ EVENT_TYPES: tuple[type[EventMsg], ...] = (
 )
 
 TRANSIENT_TYPES = (SessionHistory, SessionResumeRequested, ToolProgress, Widget, RemoveWidget)
-"""These take a number in the journal but leave no row: a reader that comes later never sees them."""
+"""These take a number in the journal but leave no row: only a reader of now sees them."""
 
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)

@@ -54,7 +54,7 @@ class UserItem(Record):
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class AssistantItem(Record):
-    """What a model said. ``sealed`` holds the provider's own form of it, if it needs it back."""
+    """What a model said. ``sealed``: the provider's own form of it, if it needs it back."""
 
     tag: ClassVar[str] = "assistant"
 

@@ -15,7 +15,7 @@ MAX_IDENTIFIER_BYTES: Final = 4_096
 """Ids of submissions, turns, approvals, calls and routes."""
 
 MAX_SESSION_ID_BYTES: Final = 255
-"""Session ids, so that one fits a file name if a user wants it to (DECISIONS 30)."""
+"""Session ids, so that one fits a file name if a user wants it to."""
 
 MAX_NAME_BYTES: Final = 256
 """Names of capabilities, commands, tools and middlewares."""

@@ -12,23 +12,25 @@ from trio_agent.protocol.items import Attachment
 from trio_agent.protocol.text import Json, check_json, check_text
 from trio_agent.record import Record
 
-REJECTION_CODES: Final = frozenset({
-    "invalid",
-    "too_large",
-    "busy",
-    "not_idle",
-    "stale_turn",
-    "no_turn",
-    "no_approval",
-    "already_decided",
-    "not_queued",
-    "queue_full",
-    "unknown_route",
-    "unknown_session",
-    "unknown_command",
-    "id_conflict",
-    "denied_by_hook",
-})
+REJECTION_CODES: Final = frozenset(
+    {
+        "invalid",
+        "too_large",
+        "busy",
+        "not_idle",
+        "stale_turn",
+        "no_turn",
+        "no_approval",
+        "already_decided",
+        "not_queued",
+        "queue_full",
+        "unknown_route",
+        "unknown_session",
+        "unknown_command",
+        "id_conflict",
+        "denied_by_hook",
+    }
+)
 """The stable codes of `SubmissionRejectedError`."""
 
 
@@ -270,7 +272,7 @@ def _check_user_input(op: UserInput) -> None:
 def check_session_id(session_id: str) -> None:
     """Check a session id: 1 to 255 bytes of UTF-8 without control characters.
 
-    Ids are compared byte for byte and never used as a path (DECISIONS 30), so
+    Ids are compared byte for byte and never used as a path, so
     ``"A"`` and ``"a"`` are two sessions and ``"../x"`` is just a name.
 
     Raises:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 Json: TypeAlias = Any
 """A JSON value: None, bool, int, float, str, list or dict with text keys."""
 
 MAX_JSON_DEPTH = 128
+
+MAX_INTEGER_BITS = 1_024
+"""No float is larger, and readers in other languages would make it one."""
 
 
 def utf8_length(text: str) -> int:
@@ -52,12 +55,17 @@ def check_json(value: Json, *, name: str, depth: int = 0) -> None:
     """Check that *value* is JSON that every store and provider can hold.
 
     Raises:
-        ValueError: For NaN, infinities, half characters, keys that are not text,
-            values of other types and nesting deeper than 128.
+        ValueError: For NaN, infinities, integers of more than 1,024 bits, half
+            characters, keys that are not text, values of other types and nesting
+            deeper than 128.
     """
     if depth > MAX_JSON_DEPTH:
         raise ValueError(f"{name} is nested deeper than {MAX_JSON_DEPTH}")
-    if value is None or isinstance(value, (bool, int)):
+    if value is None or isinstance(value, bool):
+        return
+    if isinstance(value, int):
+        if value.bit_length() > MAX_INTEGER_BITS:
+            raise ValueError(f"{name} holds a number of more than {MAX_INTEGER_BITS} bits")
         return
     if isinstance(value, str):
         try:
@@ -68,13 +76,13 @@ def check_json(value: Json, *, name: str, depth: int = 0) -> None:
         if not math.isfinite(value):
             raise ValueError(f"{name} holds {value}, which is not JSON")
     elif isinstance(value, Mapping):
-        for key, member in value.items():
+        for key, member in cast("Mapping[object, Json]", value).items():
             if not isinstance(key, str):
-                raise ValueError(f"{name} has a key that is not text: {key!r}")
+                raise ValueError(f"{name} has a key that is not text: {key!r}")  # noqa: TRY004
             check_json(key, name=name, depth=depth + 1)
             check_json(member, name=name, depth=depth + 1)
     elif isinstance(value, (list, tuple)):
-        for member in value:
+        for member in cast("list[Json]", value):
             check_json(member, name=name, depth=depth + 1)
     else:
         raise ValueError(f"{name} holds a {type(value).__name__}, which is not JSON")  # noqa: TRY004
@@ -96,8 +104,10 @@ CUT_NOTICE = "\n[… {} bytes cut here …]\n"
 def cut_middle(text: str, limit: int) -> str:
     """Return *text* in at most *limit* UTF-8 bytes, head and tail kept, the cut named.
 
-    Whole characters only. A limit too small for the notice gives the head alone.
+    Whole characters only; half ones become U+FFFD. A limit too small for the notice
+    gives the head alone.
     """
+    text = replace_surrogates(text)
     data = text.encode()
     if len(data) <= limit:
         return text
@@ -111,8 +121,14 @@ def cut_middle(text: str, limit: int) -> str:
 
 
 def cut_end(text: str, limit: int) -> str:
-    """Return *text* in at most *limit* UTF-8 bytes; an ellipsis ends what was cut."""
-    data = text.encode(errors="replace")
+    """Return *text* in at most *limit* UTF-8 bytes; an ellipsis ends what was cut.
+
+    Whole characters only; half ones become U+FFFD. A limit below the ellipsis' three
+    bytes gives the head alone.
+    """
+    text = replace_surrogates(text)
+    data = text.encode()
     if len(data) <= limit:
-        return data.decode()
-    return data[: max(0, limit - 3)].decode(errors="ignore") + "…"
+        return text
+    ellipsis = "…" if limit >= 3 else ""
+    return data[: limit - len(ellipsis.encode())].decode(errors="ignore") + ellipsis

@@ -28,4 +28,6 @@ CUT_ARGUMENTS: Final = (
     "not started: your output reached its limit in the middle of this call;"
     " make the call smaller, for example in several parts"
 )
-TOOL_FAILED: Final = "{kind}: {message}"
+EDITED_ARGUMENTS: Final = (
+    "The user changed the arguments of {name} before approving it. It ran with: {arguments}"
+)
