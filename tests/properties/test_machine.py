@@ -26,6 +26,7 @@ from trio_agent.protocol.events import (
     SessionConfigured,
     SessionContext,
     SubmissionAccepted,
+    ToolCallEnd,
     TurnAborted,
     TurnComplete,
 )
@@ -349,16 +350,21 @@ class Session(RuleBasedStateMachine):
     def settle_batch(self) -> None:
         self.do(ch.BatchSettled())
 
-    @precondition(
-        lambda self: (
-            self.phase_is(Phase.COMPLETING)
-            and not self.memory.active_execution.stop_hook_active
-        )
-    )
-    @rule()
-    def continue_turn(self) -> None:
-        assert self.memory.turn_id is not None
-        self.do(ch.TurnContinued(prompt=UserItem(text="go on", internal="x")))
+    @precondition(lambda self: self.phase_is(Phase.COMPLETING))
+    @rule(goes_on=st.booleans())
+    def continue_turn(self, goes_on: bool) -> None:
+        """A stop hook makes the model go on, and wants to again at its next end."""
+        change = ch.TurnContinued(prompt=UserItem(text="go on", internal="x"))
+        active = self.memory.active_execution
+        assert active is not None
+        if not active.stop_hook_active:
+            self.do(change)
+        if goes_on and self.phase_is(Phase.READY):
+            self.begin_step(0)
+            self.end_step_with_text(None, goes_on=False, now_ms=0)
+        if self.phase_is(Phase.COMPLETING):
+            with pytest.raises(InternalError):
+                advance(self.memory, change)
 
     @precondition(lambda self: self.phase_is(Phase.READY, Phase.COMPLETING))
     @rule(now_ms=CLOCK)
@@ -461,6 +467,7 @@ class Session(RuleBasedStateMachine):
             for change in again:
                 self.do(change)
         self.check_recovered(before, policy)
+        self.check_claims(before, known)
         settled = self.memory
         self.told(
             None, SessionConfigured(session_id="s", context=SessionContext(), model=MODEL)
@@ -498,6 +505,20 @@ class Session(RuleBasedStateMachine):
                 assert new == old, "a waiting question changed"
             if old.status == "ended":
                 assert new == old, "a known outcome changed"
+
+    def check_claims(self, before: Checkpoint, known: Known) -> None:
+        """Of what was cut off nothing is claimed that nobody found out."""
+        ends = [msg for _, msg in self.uncommitted if isinstance(msg, ToolCallEnd)]
+        status = {call.call_id: call.status for call in before.pending_tools}
+        for end in ends:
+            if end.call_id in known and status[end.call_id] == "begun":
+                assert (end.outcome, end.output) == known[end.call_id]
+            elif status[end.call_id] == "admitted":
+                assert end.outcome == "not_started"
+            elif self.effects[end.call_id] == "read_only":
+                assert end.outcome == "failed"
+            else:
+                assert end.outcome == "unknown"
 
     # --- what always holds
 

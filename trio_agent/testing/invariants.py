@@ -50,9 +50,10 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
     validate_checkpoint(checkpoint)
     executing = phase_of(checkpoint) is Phase.EXECUTING
     check_pairing(checkpoint.context, open_calls=executing)
-    answered = {i.call_id for i in checkpoint.context if isinstance(i, ToolOutputItem)}
+    answered = [i.call_id for i in checkpoint.context if isinstance(i, ToolOutputItem)]
     asked = [i.call_id for i in checkpoint.context if isinstance(i, ToolCallItem)]
-    open_calls = [call_id for call_id in asked if call_id not in answered]
+    assert answered == asked[: len(answered)], "outputs are not in the order of their calls"
+    open_calls = asked[len(answered) :]
     pending = [call.call_id for call in checkpoint.pending_tools]
     assert open_calls == pending, f"open calls {open_calls}, pending {pending}"
     if pending:
