@@ -170,9 +170,10 @@ class TurnEnded(Record):
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class RouteChanged(Record):
-    """Another route answers from now on."""
+    """Another route answers from now on; ``quiet`` where an opening's first event tells it."""
 
     model: ModelChanged
+    quiet: bool = False
 
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)

@@ -76,6 +76,7 @@ class ToolCall(Record):
     exclusive: bool = True
     approval: Approval | None = None
     network: bool = False
+    edited: bool = False
     hidden: tuple[UserItem, ...] = ()
 
     @property

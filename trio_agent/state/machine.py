@@ -444,7 +444,10 @@ def _decide(checkpoint: Checkpoint, change: ApprovalDecided) -> Checkpoint:
             if change.decision.arguments is not None:
                 original = call.arguments if call.requested is None else call.requested
                 call = attrs.evolve(
-                    call, arguments=change.decision.arguments, requested=original
+                    call,
+                    arguments=change.decision.arguments,
+                    requested=original,
+                    edited=True,
                 )
         return call
 

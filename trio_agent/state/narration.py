@@ -104,7 +104,8 @@ def narrate(before: Checkpoint, change: Change, after: Checkpoint) -> list[Told]
             )
             told.append((None, resolved))
         case RouteChanged():
-            told.append((None, change.model))
+            if not change.quiet:
+                told.append((None, change.model))
         case TurnEnded():
             told.append((None, _turn_ended(before, change)))
         case (

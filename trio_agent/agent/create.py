@@ -1,0 +1,136 @@
+"""`create_agent` and `run_agent`: the life of a session, from its opening to its last commit."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import trio
+
+from trio_agent.agent.boundary import raise_for_caller
+from trio_agent.agent.handle import Agent
+from trio_agent.agent.intake import Intake
+from trio_agent.agent.readers import Reader
+from trio_agent.agent.runner import Runner
+from trio_agent.agent.startup import Started, started
+from trio_agent.config import AgentConfig
+
+
+@asynccontextmanager
+async def create_agent(config: AgentConfig) -> AsyncGenerator[Agent]:
+    """Open or resume a session and run it for the length of the block.
+
+    A ``session_id`` that the store knows is resumed; if its last process died, what
+    that left is settled first (`Recovery` says how). Leaving the block interrupts a
+    running turn and waits for the last commit, at most ``shutdown_grace`` seconds.
+
+    Entering and leaving are checkpoints. What the block raises leaves as it came,
+    never inside a group. Cancelling around the block leaves the same durable record as
+    an interrupt, if the grace suffices, and else what recovery makes of it.
+
+    Args:
+        config: What to open, and how.
+
+    Yields:
+        The running session.
+
+    Raises:
+        ConfigError: On entering, if the configuration can never work.
+        SessionOwnedError: On entering, if another live process has the session.
+        CheckpointError: On entering, if the store fails; nothing was changed.
+        SessionBrokenError: On leaving, if the session failed while it ran;
+            ``__cause__`` says why.
+    """
+    theirs: BaseException | None = None
+    running = False
+    try:
+        async with started(config) as start:
+            agent, intake = _agent(start)
+            session = start.opening.session
+            try:
+                async with trio.open_nursery() as nursery:
+                    running = True
+                    start.opening.nursery = nursery
+                    _run(nursery, start, intake)
+                    try:
+                        yield agent
+                    except BaseException as exc:
+                        theirs = exc
+                        raise
+                    finally:
+                        agent.close()
+            finally:
+                session.tail.end(session.broken)
+    except BaseException as raised:  # noqa: ASYNC103  # always raises
+        if not running:
+            raise
+        raise_for_caller(raised, theirs)
+
+
+def _agent(start: Started) -> tuple[Agent, Intake]:
+    opening = start.opening
+    runner = Runner(opening)
+    intake = Intake(opening, runner, start.inbox, start.store)
+    reader = Reader(
+        opening.session.tail,
+        start.store,
+        start.configured.session_id,
+        start.first_events[-1].sequence,
+        deque(start.first_events),
+        start.skipped,
+    )
+    agent = Agent(
+        opening,
+        intake,
+        start.store,
+        start.configured,
+        start.sender,
+        reader,
+        opening.stack.contributions(),
+    )
+    return agent, intake
+
+
+def _run(nursery: trio.Nursery, start: Started, intake: Intake) -> None:
+    """Start the tasks of a session; the runner's end ends the others."""
+    session, session_id = start.opening.session, start.configured.session_id
+    recording, guarding = trio.CancelScope(), trio.CancelScope()
+
+    async def run() -> None:
+        await intake.runner.run()
+        await session.commit()  # what was appended last
+        session.tail.end()
+        recording.cancel(reason="the session is over")
+        guarding.cancel(reason="the session is over")
+
+    async def record() -> None:
+        with recording:
+            await session.run_recorder()
+
+    async def guard() -> None:
+        with guarding:
+            await start.store.guard(start.lease)
+
+    nursery.start_soon(intake.run, name=f"intake {session_id}")
+    nursery.start_soon(run, name=f"session {session_id}")
+    nursery.start_soon(record, name=f"recorder {session_id}")
+    nursery.start_soon(guard, name=f"lease {session_id}")
+
+
+async def run_agent(
+    config: AgentConfig, *, task_status: trio.TaskStatus[Agent] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Run a session in somebody else's nursery, until it is closed.
+
+    Use it as ``agent = await nursery.start(run_agent, config)``. What goes wrong before
+    the session is open is raised there, plainly; what goes wrong later is raised by
+    the nursery.
+
+    Args:
+        config: What to open, and how.
+        task_status: Given the running `Agent` once the session is durable.
+    """
+    async with create_agent(config) as agent:
+        task_status.started(agent)
+        await agent.wait_closed()

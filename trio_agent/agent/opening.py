@@ -1,0 +1,108 @@
+"""What every part of one opening of a session works with."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import attrs
+import trio
+
+from trio_agent.agent.session import Part, Session, told
+from trio_agent.config import AgentConfig
+from trio_agent.errors import AgentError, ProviderError
+from trio_agent.middleware.contexts import Effects, RuntimeContext
+from trio_agent.middleware.stack import MiddlewareStack
+from trio_agent.model.base import ToolDefinition
+from trio_agent.model.router import ModelRouter
+from trio_agent.protocol.events import Error, ModelChanged
+from trio_agent.protocol.limits import MAX_ERROR_MESSAGE_BYTES
+from trio_agent.protocol.text import Json, cut_end, replace_surrogates
+from trio_agent.state.changes import ContextChanged, StateSaved, UsageCounted
+from trio_agent.tools.catalog import Catalog
+
+logger = logging.getLogger("trio_agent.agent")
+
+
+@attrs.define(eq=False, repr=False)
+class Opening:
+    """The parts of one opening, made by the start-up and used until the end."""
+
+    config: AgentConfig
+    router: ModelRouter
+    stack: MiddlewareStack
+    catalog: Catalog
+    runtime: RuntimeContext
+    session: Session
+    instructions: str
+    definitions: tuple[ToolDefinition, ...]
+    tool_states: dict[str, dict[str, Json]] = attrs.field(
+        factory=dict[str, dict[str, Json]], init=False
+    )
+    nursery: trio.Nursery | None = attrs.field(default=None, init=False)
+
+    def now_ms(self) -> int:
+        """Return the wall clock."""
+        return self.config.ambient.now_ms()
+
+    def new_id(self) -> str:
+        """Return a fresh id."""
+        return self.config.ambient.new_id()
+
+    def window(self, route: str) -> int:
+        """Return the context window of *route*, in tokens."""
+        choice = self.router.resolve(route)
+        return choice.context_window or self.config.context_window
+
+    def model_changed(self, route: str) -> ModelChanged:
+        """Return *route* as frontends are told about it."""
+        choice = self.router.resolve(route)
+        return ModelChanged(
+            route=route,
+            model=choice.model,
+            reasoning_effort=choice.reasoning_effort,
+            model_context_window=self.window(route),
+        )
+
+    def tool_state(self, name: str) -> dict[str, Json]:
+        """Return the one live copy of a tool's durable state in this session."""
+        if name not in self.tool_states:
+            saved = self.session.checkpoint.states.get(f"tool:{name}") or {}
+            self.tool_states[name] = copy.deepcopy(saved)
+        return self.tool_states[name]
+
+
+def parts_of(effects: Effects, cause: str | None = None) -> list[Part]:
+    """Return what hooks changed as parts of a commit: the context, states, usage, events."""
+    parts: list[Part] = []
+    if effects.items or effects.rewrite is not None:
+        rewrite = None if effects.rewrite is None else tuple(effects.rewrite)
+        parts.append(ContextChanged(items=tuple(effects.items), rewrite=rewrite))
+    parts.extend(StateSaved(name=name, value=value) for name, value in effects.states.items())
+    if effects.usage is not None:
+        parts.append(UsageCounted(usage=effects.usage))
+    parts.extend(told(msg, cause) for msg in effects.events)
+    return parts
+
+
+def error_event(exc: BaseException) -> Error:
+    """Return *exc* as readers see it: its kind, and a bounded message."""
+    provider = exc if isinstance(exc, ProviderError) else None
+    return Error(
+        kind=exc.kind if isinstance(exc, AgentError) else "turn",
+        message=describe(exc),
+        retryable=provider is not None and provider.retryable,
+        status=None if provider is None else provider.status,
+        retry_after=None if provider is None else provider.retry_after,
+    )
+
+
+def describe(exc: BaseException) -> str:
+    """Return *exc* in at most 2 KiB; of a group, every leaf."""
+    if isinstance(exc, BaseExceptionGroup):
+        text = "; ".join(describe(one) for one in exc.exceptions)
+    elif isinstance(exc, AgentError):
+        text = str(exc) or exc.kind
+    else:
+        text = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
+    return cut_end(replace_surrogates(text), MAX_ERROR_MESSAGE_BYTES)

@@ -1,0 +1,102 @@
+"""Building one model request: its contents, its digest and its size."""
+
+from __future__ import annotations
+
+import hashlib
+
+import attrs
+import msgspec
+
+from trio_agent.agent.opening import Opening
+from trio_agent.errors import ContextOverflowError
+from trio_agent.model.base import ModelRequest
+from trio_agent.protocol.codec import unstructure
+from trio_agent.state.checkpoint import Checkpoint
+from trio_agent.state.context import BYTES_PER_TOKEN, estimate_tokens
+
+
+def cache_key(session_id: str) -> str:
+    """Return what a provider may key its prompt cache by: stable, and tells nothing."""
+    return hashlib.sha256(f"trio_agent prompt cache\0{session_id}".encode()).hexdigest()
+
+
+@attrs.define(eq=False, repr=False)
+class TokenMeter:
+    """How large a context is, kept up as it grows.
+
+    What a provider counted at its last answer is taken for the items up to there;
+    only what came later is estimated.
+    """
+
+    _epoch: int = -1
+    _length: int = 0
+    _tokens: int = 0
+
+    def tokens(self, checkpoint: Checkpoint) -> int:
+        """Return the estimated size of the context, in tokens."""
+        if self._epoch != checkpoint.context_epoch or self._length > len(checkpoint.context):
+            self._epoch, self._length, self._tokens = checkpoint.context_epoch, 0, 0
+        self._tokens += estimate_tokens(checkpoint.context.since(self._length))
+        self._length = len(checkpoint.context)
+        return self._tokens
+
+    def measured(self, checkpoint: Checkpoint, tokens: int) -> None:
+        """Take *tokens* for the size of the whole context of *checkpoint*."""
+        self._epoch, self._length = checkpoint.context_epoch, len(checkpoint.context)
+        self._tokens = tokens
+
+
+def fixed_tokens(opening: Opening) -> int:
+    """Return the estimated size of the instructions and tools, in tokens."""
+    tools = sum(len(msgspec.json.encode(definition)) for definition in opening.definitions)
+    return (len(opening.instructions.encode()) + tools) // BYTES_PER_TOKEN
+
+
+def build_request(
+    opening: Opening, checkpoint: Checkpoint, route: str, step_id: str
+) -> ModelRequest:
+    """Return the request that the context of *checkpoint* makes on *route*."""
+    return ModelRequest(
+        instructions=opening.instructions,
+        items=checkpoint.context,
+        tools=opening.definitions,
+        route=route,
+        reasoning_effort=opening.router.resolve(route).reasoning_effort,
+        cache_key=cache_key(checkpoint.session_id),
+        context_epoch=checkpoint.context_epoch,
+        step_id=step_id,
+    )
+
+
+def request_digest(checkpoint: Checkpoint, request: ModelRequest, *, replaced: bool) -> str:
+    """Return a digest that names exactly this request.
+
+    The stored context never changes under its session, epoch and length, and the
+    instructions and tools are stored by their own digests; so these few words name
+    it all. What a hook replaced for one request is hashed whole.
+    """
+    named = [
+        checkpoint.session_id,
+        checkpoint.context_epoch,
+        len(checkpoint.context),
+        checkpoint.instructions_digest,
+        checkpoint.tools_digest,
+        request.route,
+        request.reasoning_effort,
+    ]
+    if replaced:
+        named += [request.instructions, *(unstructure(item) for item in request.items)]
+    return hashlib.sha256(msgspec.json.encode(named)).hexdigest()[:32]
+
+
+def check_size(tokens: int, window: int, route: str) -> None:
+    """Check that a request of *tokens* fits the window of *route*.
+
+    Raises:
+        ContextOverflowError: It names both, and the remedy.
+    """
+    if tokens > window:
+        raise ContextOverflowError(
+            f"the request has about {tokens:,} tokens and route {route!r} takes {window:,};"
+            " rewind the session, or use a route with a larger window"
+        )

@@ -1,0 +1,210 @@
+"""The loop: one turn at a time, the oldest message first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import trio
+
+from trio_agent.agent.opening import Opening, describe, error_event, logger, parts_of
+from trio_agent.agent.session import Part, applied, told
+from trio_agent.agent.turn import Turn
+from trio_agent.middleware.contexts import Effects
+from trio_agent.protocol.events import Warning  # noqa: A004  # the wire's word
+from trio_agent.protocol.items import UserItem
+from trio_agent.state.changes import TurnBegan, TurnEnded
+from trio_agent.state.checkpoint import Checkpoint, QueuedMessage
+from trio_agent.state.narration import approval_request
+
+FRONTEND_GONE = "the frontend is gone"
+
+
+@attrs.define(eq=False, repr=False)
+class Runner:
+    """Runs turns. Intake may begin one directly while this waits; see `begin_directly`."""
+
+    opening: Opening
+    turn: Turn | None = attrs.field(default=None, init=False)
+    failures: dict[str, Exception] = attrs.field(factory=dict[str, Exception], init=False)
+    _preparing: tuple[str, trio.CancelScope] | None = attrs.field(default=None, init=False)
+    _waiting: bool = attrs.field(default=False, init=False)
+    _ended: bool = attrs.field(default=False, init=False)
+    _woken: trio.Event = attrs.field(factory=trio.Event, init=False)
+
+    # --- from other tasks; none of these is a checkpoint
+
+    def wake(self) -> None:
+        """Say that the queue changed."""
+        self._woken.set()
+
+    def end(self) -> None:
+        """Run no further turn, and abort the one that runs."""
+        self._ended = True
+        if self.turn is not None:
+            self.turn.interrupt(FRONTEND_GONE)
+        if self._preparing is not None:
+            self._preparing[1].cancel(reason=FRONTEND_GONE)
+        self.wake()
+
+    def interrupt(self, turn_id: str, cause: str, reason: str = "interrupted") -> None:
+        """Abort the turn of that id, if it still runs, and watch that it stops."""
+        turn = self.turn
+        if turn is not None and turn.turn_id == turn_id and not turn.interrupted:
+            turn.interrupt(reason, cause=cause)
+            if self.opening.nursery is not None:
+                self.opening.nursery.start_soon(self._watch, turn, name=f"watch {turn_id}")
+
+    def unsettle(self, submission_id: str) -> None:
+        """Say that a queued message was edited or taken back: hooks may be at work on it."""
+        if self._preparing is not None and self._preparing[0] == submission_id:
+            self._preparing[1].cancel(reason="the message was changed")
+        self.wake()
+
+    def may_begin_directly(self) -> bool:
+        """Whether a message that arrives now can begin its turn in its accepting commit."""
+        hooked = self.opening.stack.has("message_submit")
+        return self._waiting and not self._ended and not hooked
+
+    def begin_directly(self, turn: Turn) -> None:
+        """Run *turn*, whose beginning has just been committed."""
+        self.turn = turn
+        self.wake()
+
+    # --- the loop
+
+    async def run(self) -> None:
+        """Go on with the turn that a restart found, then run turns until the end."""
+        await self._resume()
+        while True:
+            await self._wait()
+            if self.turn is None:
+                if self._ended:
+                    return
+                await self._begin_next()
+            turn = self.turn
+            if turn is None:
+                continue
+            if self._ended:
+                turn.interrupt(FRONTEND_GONE)
+            try:
+                await turn.run()
+            finally:
+                self.turn = None
+                if turn.failure is not None:
+                    self.failures[turn.turn_id] = turn.failure
+                self.opening.session.tail.ring()
+
+    async def _resume(self) -> None:
+        session = self.opening.session
+        active = session.checkpoint.active_execution
+        if active is None:
+            return
+        self.turn = Turn(self.opening, active.turn_id, active.submission_id)
+        waiting = [call for call in session.checkpoint.pending_tools if call.waiting]
+        if waiting:
+            requests = [told(approval_request(session.checkpoint, call)) for call in waiting]
+            await session.commit(*requests, cause=active.submission_id)
+
+    async def _wait(self) -> None:
+        """Wait until there is something to do; always a checkpoint."""
+        await trio.lowlevel.checkpoint()
+        while self.turn is None and not self._ended and self._first() is None:
+            self._woken = trio.Event()
+            self._waiting = True
+            try:
+                await self._woken.wait()
+            finally:
+                self._waiting = False
+
+    def _first(self) -> QueuedMessage | None:
+        """Return the message whose turn is next."""
+        queue = self.opening.session.checkpoint.queue
+        return next((message for message in queue if message.boundary != "steer"), None)
+
+    async def _begin_next(self) -> None:
+        """Begin the turn of the oldest message, unless it changes or a hook refuses it."""
+        message = self._first()
+        if message is None:
+            return
+        turn = Turn(self.opening, self.opening.new_id(), message.id)
+        effects, rejection = Effects(), None
+        failure: Exception | None = None
+        if self.opening.stack.has("message_submit"):
+            scope = trio.CancelScope()
+            self._preparing = (message.id, scope)
+            try:
+                with scope:
+                    rejection = await self.opening.stack.message_submit(
+                        self.opening.runtime,
+                        turn.turn_id,
+                        effects,
+                        self.opening.session.checkpoint.states,
+                        submission_id=message.id,
+                        text=message.text,
+                        delivery=message.boundary,
+                    )
+            except Exception as exc:
+                logger.warning("a message_submit hook failed", exc_info=exc)
+                failure = exc
+            finally:
+                self._preparing = None
+            if scope.cancelled_caught:
+                return
+        refused = rejection is not None or failure is not None
+
+        def begin(checkpoint: Checkpoint) -> Sequence[Part]:
+            if message not in checkpoint.queue or checkpoint.active_execution is not None:
+                return []  # edited or taken back meanwhile
+            began = began_by(self.opening, turn, message, effects, refused=refused)
+            if not refused:
+                after = applied(checkpoint, began)
+                return [*began, *turn.opening_parts(after)]
+            return [*began, *self._refused(rejection, failure, message.id)]
+
+        if refused and failure is not None:
+            self.failures[turn.turn_id] = failure
+        if await self.opening.session.transact(begin, cause=message.id) and not refused:
+            self.turn = turn
+
+    def _refused(
+        self, rejection: str | None, failure: Exception | None, cause: str
+    ) -> list[Part]:
+        """Return the end of a turn whose message a hook refused, or failed on."""
+        end = TurnEnded(
+            outcome="aborted" if failure is None else "failed",
+            finish_reason="hook" if failure is None else "error",
+            finished_at_ms=self.opening.now_ms(),
+            reason=rejection or ("" if failure is None else describe(failure)),
+        )
+        return [end] if failure is None else [told(error_event(failure), cause), end]
+
+    async def _watch(self, turn: Turn) -> None:
+        """Name, by an event, what does not let an interrupted turn end."""
+        with trio.move_on_after(self.opening.config.shutdown_grace):
+            await turn.ended.wait()
+        if not turn.ended.is_set() and self.opening.session.broken is None:
+            stuck = f"the interrupted turn has not ended: {turn.activity} does not stop"
+            self.opening.session.append(
+                Warning(code="uncancellable", message=stuck), turn.submission_id
+            )
+
+
+def began_by(
+    opening: Opening, turn: Turn, message: QueuedMessage, effects: Effects, *, refused: bool
+) -> list[Part]:
+    """Return the beginning of the turn that *message* starts; nothing of a refused one is kept."""
+    hidden = tuple(item for item in effects.items if isinstance(item, UserItem))
+    route = opening.session.checkpoint.model_route or opening.router.default_route
+    began = TurnBegan(
+        submission_id=message.id,
+        turn_id=turn.turn_id,
+        started_at_ms=opening.now_ms(),
+        text=None if refused else message.text,
+        attachments=() if refused else message.attachments,
+        hidden=() if refused else hidden,
+        delivery="queue" if message.boundary == "queue" else "turn",
+        context_window=opening.window(route),
+    )
+    rest = attrs.evolve(effects, items=[], rewrite=None)
+    return [began, *parts_of(rest, message.id)]

@@ -1,0 +1,242 @@
+"""The one mutable thing of a session, and the one way to change it.
+
+Rule 1: what a reader has seen is durable. Rule 2: after a failed write nobody knows
+what is on disk, so nothing is ever computed from memory again; only recovery may.
+Rule 3: `Cancelled` from a write means that nothing happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+import attrs
+import trio
+
+from trio_agent.agent.readers import Tail
+from trio_agent.ambient import Ambient
+from trio_agent.errors import (
+    SessionBrokenError,
+    SessionOwnedError,
+    StaleSessionError,
+    StoppedError,
+)
+from trio_agent.protocol.events import Draft, Event, EventMsg
+from trio_agent.protocol.items import Item, UserItem
+from trio_agent.state.changes import Change, ContextChanged, TurnEnded
+from trio_agent.state.checkpoint import Checkpoint, ExecutionRecord
+from trio_agent.state.execution import record_of
+from trio_agent.state.intake import Refusal
+from trio_agent.state.machine import advance
+from trio_agent.state.narration import Told, narrate
+from trio_agent.store.base import CheckpointStore, Lease
+
+MAX_PENDING_DELTAS: Final = 64
+"""How many deltas a model may run ahead of the disk."""
+
+Part: TypeAlias = Change | Told
+"""A piece of a commit: a change, or a message that belongs at this place."""
+
+Decide: TypeAlias = Callable[[Checkpoint], "Sequence[Part] | Refusal"]
+"""Chooses what to commit, given the checkpoint that it will be applied to."""
+
+
+def told(msg: EventMsg, cause: str | None = None) -> Told:
+    """Return *msg* as a part of a commit, caused by the submission *cause*."""
+    return (cause, msg)
+
+
+def applied(checkpoint: Checkpoint, parts: Sequence[Part]) -> Checkpoint:
+    """Return *checkpoint* after the changes among *parts*."""
+    for part in parts:
+        if not isinstance(part, tuple):
+            checkpoint = advance(checkpoint, part)
+    return checkpoint
+
+
+@attrs.define(eq=False, repr=False)
+class _Plan:
+    """A commit worked out: what to write, and nothing of it written yet."""
+
+    checkpoint: Checkpoint
+    changed: bool = False
+    delta: list[Item] = attrs.field(factory=list[Item])
+    told: list[Told] = attrs.field(factory=list[Told])
+    record: ExecutionRecord | None = None
+
+    def add(self, part: Part) -> None:
+        if isinstance(part, tuple):
+            self.told.append(part)
+            return
+        before = self.checkpoint
+        cause = (
+            None if before.active_execution is None else before.active_execution.submission_id
+        )
+        if isinstance(part, TurnEnded):
+            self.record = record_of(before, part)
+        after = advance(before, part)
+        if after.active_execution is not None:
+            cause = after.active_execution.submission_id
+        self.told.extend((why or cause, msg) for why, msg in narrate(before, part, after))
+        if isinstance(part, ContextChanged) and part.rewrite is not None:
+            added: Sequence[Item] = part.items
+        else:
+            added = after.context.since(len(before.context))
+        self.delta.extend(item for item in added if not _hidden(item))
+        self.checkpoint, self.changed = after, True
+
+
+def _hidden(item: Item) -> bool:
+    return isinstance(item, UserItem) and item.internal is not None
+
+
+@attrs.define(eq=False, repr=False)
+class Session:
+    """The current checkpoint, its store, and everyone who wants to hear of it."""
+
+    _store: CheckpointStore
+    _lease: Lease
+    _ambient: Ambient
+    checkpoint: Checkpoint
+    tail: Tail = attrs.field(factory=Tail, init=False)
+    broken: BaseException | None = attrs.field(default=None, init=False)
+    # Intake, runner and recorder all write. The lock keeps what is written and what is
+    # published in one order, and makes a decision and its commit one.
+    _lock: trio.Lock = attrs.field(factory=trio.Lock, init=False)
+    _pending: list[Draft] = attrs.field(factory=list[Draft], init=False)
+    _arrived: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _written: trio.lowlevel.ParkingLot = attrs.field(
+        factory=trio.lowlevel.ParkingLot, init=False
+    )
+
+    async def commit(self, *parts: Part, cause: str | None = None) -> tuple[Event, ...]:
+        """Apply the changes among *parts*, write them and the messages atomically, publish.
+
+        Everything appended before goes with it, in order. Any task may call this;
+        calls take effect one at a time. If it raises `trio.Cancelled` then nothing
+        was changed, written or published. If it raises anything else then nobody
+        knows what was written, and the session is broken for good.
+
+        Args:
+            parts: Changes, and messages made by `told`.
+            cause: The submission that caused the messages that do not name their own;
+                what changes of a turn tell belongs to that turn's submission.
+        """
+        events = await self.transact(lambda _: parts, cause=cause)
+        assert not isinstance(events, Refusal)
+        return events
+
+    async def transact(
+        self,
+        decide: Decide,
+        *,
+        cause: str | None = None,
+        first: bool = False,
+        contents: Mapping[str, str] | None = None,
+    ) -> tuple[Event, ...] | Refusal:
+        """Let *decide* choose what to commit, with nothing in between, and commit it.
+
+        Nothing is changed if it chooses nothing or refuses. Otherwise see `commit`.
+
+        Args:
+            decide: A plain function; it must not change anything.
+            cause: See `commit`.
+            first: Whether this creates the session, at sequence 0.
+            contents: Texts to be stored once, by digest.
+        """
+        async with self._lock:
+            self._check()
+            try:
+                parts = decide(self.checkpoint)
+                if isinstance(parts, Refusal):
+                    return parts
+                plan = _Plan(self.checkpoint)
+                for part in parts:
+                    plan.add(part)
+            except Exception as exc:
+                self._break(exc)
+                raise
+            if not plan.changed and not plan.told and not self._pending:
+                return ()
+            if plan.changed and not first:
+                plan.checkpoint = attrs.evolve(
+                    plan.checkpoint, sequence=plan.checkpoint.sequence + 1
+                )
+            return await self._write(plan, cause, contents)
+
+    def append(self, msg: EventMsg, cause: str | None) -> None:
+        """Queue an event: kept in order, written soon, lost if the process dies first.
+
+        Not a checkpoint; pair it with `wait_written` where a stranger decides how many.
+        """
+        self._pending.append(self._draft(cause, msg))
+        self._arrived.set()
+
+    async def wait_written(self) -> None:
+        """Wait until at most 64 appended events are ahead of the disk; a checkpoint."""
+        await trio.lowlevel.checkpoint()
+        while len(self._pending) > MAX_PENDING_DELTAS and self.broken is None:
+            await self._written.park()
+
+    async def run_recorder(self) -> None:
+        """Write what is appended, as much at a time as has arrived. Runs until cancelled."""
+        while True:
+            await self._arrived.wait()
+            self._arrived = trio.Event()  # only its one waiter may renew it
+            async with self._lock:
+                self._check()
+                if self._pending:
+                    await self._write(_Plan(self.checkpoint), None, None)
+
+    def _check(self) -> None:
+        if self.broken is not None:
+            raise SessionBrokenError("an earlier write failed") from self.broken
+        if self.tail.over:
+            raise StoppedError("the session is over")
+
+    def _break(self, exc: BaseException) -> None:
+        self.broken = self.broken or exc
+        self._written.unpark_all()
+
+    def _draft(self, cause: str | None, msg: EventMsg) -> Draft:
+        return Draft(recorded_at_ms=self._ambient.now_ms(), submission_id=cause, msg=msg)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _write(
+        self, plan: _Plan, cause: str | None, contents: Mapping[str, str] | None
+    ) -> tuple[Event, ...]:
+        waiting = len(self._pending)
+        drafts = self._pending[:waiting]
+        drafts.extend(self._draft(why or cause, msg) for why, msg in plan.told)
+        try:
+            if plan.changed:
+                events = await self._store.save(
+                    plan.checkpoint,
+                    plan.delta,
+                    lease=self._lease,
+                    execution=plan.record,
+                    events=drafts,
+                    contents=contents,
+                )
+            else:
+                events = await self._store.append_events(
+                    plan.checkpoint.session_id, drafts, lease=self._lease
+                )
+        except trio.Cancelled:
+            raise
+        except StaleSessionError as exc:
+            if exc.owner is None:
+                self._break(exc)
+                raise
+            owned = SessionOwnedError(f"the session was taken by {exc.owner}")
+            self._break(owned)
+            raise owned from exc
+        except BaseException as exc:
+            self._break(exc)
+            raise
+        # No checkpoint from here on: what is durable becomes visible.
+        self.checkpoint = plan.checkpoint
+        del self._pending[:waiting]
+        self._written.unpark_all()
+        self.tail.publish(events)
+        return events

@@ -1,0 +1,440 @@
+"""Start-up: validate, claim, load, recover, enter middlewares, and the first commit.
+
+No nursery is open until the first commit is done, so whatever goes wrong before it
+is a plain exception, and leaves the stored session as it was.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import socket
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import attrs
+import msgspec
+import trio
+
+from trio_agent.agent.inbox import AgentSender, Inbox, WeakSender
+from trio_agent.agent.opening import Opening, describe, logger, parts_of
+from trio_agent.agent.session import Part, Session, applied, told
+from trio_agent.agent.tool_step import idempotency_key
+from trio_agent.config import AgentConfig
+from trio_agent.errors import CheckpointError, ConfigError, StoppedError
+from trio_agent.middleware.contexts import (
+    Effects,
+    FrontendUpdate,
+    RuntimeContext,
+    check_state,
+)
+from trio_agent.middleware.stack import MiddlewareStack
+from trio_agent.model.named import as_router
+from trio_agent.model.router import ModelRouter
+from trio_agent.protocol.codec import unstructure
+from trio_agent.protocol.events import (
+    Event,
+    EventMsg,
+    SessionConfigured,
+    SessionHistory,
+    TokenCount,
+    ToolCallEnd,
+    Warning,  # noqa: A004  # the wire's word
+)
+from trio_agent.protocol.limits import MAX_TOOL_OUTPUT_BYTES
+from trio_agent.protocol.replay import replay_events
+from trio_agent.protocol.text import Json, cut_middle
+from trio_agent.sandbox.base import Permissions
+from trio_agent.state.changes import (
+    Change,
+    ContentNamed,
+    MetadataReplaced,
+    RouteChanged,
+    StateSaved,
+    TurnEnded,
+)
+from trio_agent.state.checkpoint import Checkpoint, ToolCall
+from trio_agent.state.narration import Told, narrate
+from trio_agent.state.recovery import Known, recover, uncertain
+from trio_agent.store.base import CheckpointStore, Lease, TranscriptBatch
+from trio_agent.store.memory import MemoryCheckpoint
+from trio_agent.tools.base import ToolContext
+from trio_agent.tools.catalog import Catalog
+
+RECONCILE_SECONDS: Final = 10.0
+MAX_EARLY_UPDATES: Final = 256
+"""What middlewares may show before the session is durable."""
+
+
+@attrs.define(eq=False, repr=False)
+class Started:
+    """A session that is open and durable, and not running yet."""
+
+    opening: Opening
+    store: CheckpointStore
+    lease: Lease
+    inbox: Inbox
+    sender: AgentSender
+    configured: SessionConfigured
+    first_events: tuple[Event, ...]
+    skipped: frozenset[int]
+
+
+@attrs.define(eq=False, repr=False)
+class _Show:
+    """Where middlewares show things: a bounded buffer first, the journal afterwards."""
+
+    session: Session | None = None
+    early: list[FrontendUpdate] = attrs.field(factory=list[FrontendUpdate])
+
+    def __call__(self, update: FrontendUpdate) -> None:
+        if self.session is not None:
+            self.session.append(update, None)
+        elif len(self.early) >= MAX_EARLY_UPDATES:
+            raise StoppedError(f"over {MAX_EARLY_UPDATES} updates before the session started")
+        else:
+            self.early.append(update)
+
+
+def owner_label() -> str:
+    """Return how this process is named to others."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+@asynccontextmanager
+async def started(config: AgentConfig) -> AsyncGenerator[Started]:
+    """Open a session, hold what it needs for the length of the block, and let it go.
+
+    Raises:
+        ConfigError: If the configuration can never work.
+        SessionOwnedError: If another live process has the session.
+        CheckpointError: If the store fails, or what it holds does not fit.
+    """
+    router = as_router(config.model)
+    if config.model_route is not None:
+        router.resolve(config.model_route)
+    stack = MiddlewareStack(config.middleware).with_messages()
+    catalog = Catalog()
+    for tool in config.tools:
+        catalog.register(tool)
+    async with AsyncExitStack() as exits:
+        store = await exits.enter_async_context(_opened_store(config.checkpoints))
+        lease = await exits.enter_async_context(_claimed(store, config))
+        loaded = await store.load(config.session_id)
+        checkpoint = loaded or attrs.evolve(
+            Checkpoint.empty(config.session_id),
+            session_context=config.session_context,
+            metadata=dict(config.metadata or {}),
+            role=config.role,
+        )
+        _check_queue(checkpoint, stack)
+        show, inbox = _Show(), Inbox()
+        session = Session(store, lease, config.ambient, checkpoint)
+        exits.callback(inbox.refuse_rest, None)
+        sender = AgentSender(inbox, inbox.send, config.ambient)
+        route, warnings = _choose_route(config, router, loaded)
+        runtime = _runtime(config, checkpoint, route, sender, show, session)
+        stack.register(catalog, runtime)
+        catalog.freeze()
+        opening = Opening(
+            config=config,
+            router=router,
+            stack=stack,
+            catalog=catalog,
+            runtime=runtime,
+            session=session,
+            instructions=stack.prompt(config.system_prompt, runtime),
+            definitions=catalog.definitions(),
+        )
+        stack.contributions()
+        await exits.enter_async_context(router.open())
+        if config.sandbox is not None:
+            await exits.enter_async_context(config.sandbox.session(config.session_id))
+        known = await _reconcile(opening, checkpoint)
+        changes = recover(checkpoint, config.recovery, now_ms=opening.now_ms(), known=known)
+        history = await _history(config, store, loaded)
+        await exits.enter_async_context(stack.sessions(runtime))
+        hooked = await _turn_end_hooks(opening, changes)
+        first = _FirstCommit(opening, loaded, route, changes, history, [*hooked, *warnings])
+        events = await first.commit(show.early)
+        show.session = session
+        yield Started(
+            opening=opening,
+            store=store,
+            lease=lease,
+            inbox=inbox,
+            sender=sender,
+            configured=first.configured,
+            first_events=events,
+            skipped=first.skipped(events),
+        )
+
+
+@asynccontextmanager
+async def _opened_store(
+    checkpoints: CheckpointStore | str | Path | None,
+) -> AsyncGenerator[CheckpointStore]:
+    if checkpoints is None:
+        yield MemoryCheckpoint()
+    elif isinstance(checkpoints, (str, Path)):
+        from trio_agent.store.sqlite import SqliteCheckpoint  # noqa: PLC0415
+
+        async with SqliteCheckpoint(checkpoints) as store:
+            yield store
+    else:
+        yield checkpoints
+
+
+@asynccontextmanager
+async def _claimed(store: CheckpointStore, config: AgentConfig) -> AsyncGenerator[Lease]:
+    lease = await store.claim(config.session_id, owner_label(), takeover=config.takeover)
+    try:
+        yield lease
+    finally:
+        # A lease that is not given back only costs the next opener a question.
+        with trio.move_on_after(config.shutdown_grace, shield=True):
+            try:
+                await store.release(lease)
+            except CheckpointError as exc:
+                logger.warning("the lease was not given back", exc_info=exc)
+
+
+def _check_queue(checkpoint: Checkpoint, stack: MiddlewareStack) -> None:
+    for message in checkpoint.queue:
+        if message.owner != stack.handler_name:
+            raise CheckpointError(
+                f"message {message.id!r} waits for the middleware {message.owner!r}, which is not"
+                f" configured; {stack.handler_name!r} handles messages now"
+            )
+
+
+def _choose_route(
+    config: AgentConfig, router: ModelRouter, loaded: Checkpoint | None
+) -> tuple[str, list[Part]]:
+    """Return the route to start on, and a warning if it is not the one that was saved."""
+    if config.model_route is not None:
+        return config.model_route, []
+    if loaded is None or config.override_saved_model_route:
+        return router.default_route, []
+    saved = loaded.model_route
+    if saved is not None and saved in {choice.route for choice in router.choices()}:
+        return saved, []
+    lost = "no route was saved" if saved is None else f"route {saved!r} is not registered"
+    message = f"{lost}; the session goes on with {router.default_route!r}"
+    warning = Warning(code="route_replaced", message=message)
+    return router.default_route, [told(warning)]
+
+
+def _runtime(
+    config: AgentConfig,
+    checkpoint: Checkpoint,
+    route: str,
+    sender: AgentSender,
+    show: _Show,
+    session: Session,
+) -> RuntimeContext:
+    async def save_state(name: str, value: Json) -> None:
+        try:
+            check_state(name, value)
+        except ValueError as exc:
+            raise ConfigError(str(exc)) from None
+        if show.session is None:
+            raise StoppedError("a state can be saved only while the session runs")
+        await session.commit(StateSaved(name=name, value=copy.deepcopy(value)))
+
+    metadata = checkpoint.metadata if config.metadata is None else config.metadata
+    return RuntimeContext(
+        session_id=config.session_id,
+        session_context=checkpoint.session_context,
+        metadata=copy.deepcopy(dict(metadata)),
+        role=config.role,
+        model_route=route,
+        sender=WeakSender(sender),
+        show=show,
+        states=copy.deepcopy(dict(checkpoint.states)),
+        save_state=save_state,
+        ambient=config.ambient,
+    )
+
+
+async def _reconcile(opening: Opening, checkpoint: Checkpoint) -> Known:
+    """Ask the tools that can tell what became of calls that a crash cut off."""
+    known: dict[str, tuple[object, str]] = {}
+    for call in uncertain(checkpoint):
+        registered = opening.catalog.get(call.name)
+        if registered is None or registered.reconcile is None:
+            continue
+        outcome, output = "unknown", ""
+        try:
+            with trio.move_on_after(RECONCILE_SECONDS):
+                ctx = _reconcile_context(opening, checkpoint, call)
+                found = await registered.reconcile(copy.deepcopy(call.arguments), ctx)
+                outcome, output = found.outcome, found.output
+        except Exception as exc:
+            logger.warning("tool %r could not reconcile a call", call.name, exc_info=exc)
+        if outcome in {"finished", "failed", "not_started"}:
+            known[call.call_id] = (outcome, cut_middle(output, MAX_TOOL_OUTPUT_BYTES))
+    return known  # type: ignore[return-value]  # the outcomes were checked
+
+
+def _reconcile_context(opening: Opening, checkpoint: Checkpoint, call: ToolCall) -> ToolContext:
+    sandbox, session_id = opening.config.sandbox, checkpoint.session_id
+    return ToolContext(
+        session_id=session_id,
+        turn_id=checkpoint.turn_id or "",
+        call_id=call.call_id,
+        idempotency_key=idempotency_key(session_id, call.call_id),
+        workspace=None if sandbox is None else sandbox.workspace,
+        sandbox=None
+        if sandbox is None
+        else sandbox.bind(
+            session_id=session_id, call_id=call.call_id, permissions=Permissions()
+        ),
+        state=copy.deepcopy(dict(checkpoint.states.get(f"tool:{call.name}") or {})),
+    )
+
+
+async def _history(
+    config: AgentConfig, store: CheckpointStore, loaded: Checkpoint | None
+) -> tuple[TranscriptBatch, ...]:
+    if loaded is None or config.initial_replay_batches == 0:
+        return ()
+    page = await store.transcript_page(
+        config.session_id, max_batches=config.initial_replay_batches
+    )
+    return tuple(reversed(page.batches))
+
+
+async def _turn_end_hooks(opening: Opening, changes: Sequence[Change]) -> list[Part]:
+    """Run the turn_end hooks of a turn that recovery ends; their failure is told."""
+    ended = next((change for change in changes if isinstance(change, TurnEnded)), None)
+    checkpoint = opening.session.checkpoint
+    if ended is None or not opening.stack.has("turn_end"):
+        return []
+    effects = Effects()
+    try:
+        await opening.stack.turn_end(
+            opening.runtime,
+            checkpoint.turn_id or "",
+            effects,
+            checkpoint.states,
+            outcome=ended.outcome,
+            queue=checkpoint.queue,
+        )
+    except Exception as exc:
+        logger.exception("a turn_end hook failed")
+        effects.events.append(Warning(code="turn_end_failed", message=describe(exc)))
+    effects.items.clear()
+    return parts_of(effects)
+
+
+@attrs.define(eq=False, repr=False)
+class _FirstCommit:
+    """Everything that an opening writes before it runs, in one transaction."""
+
+    opening: Opening
+    loaded: Checkpoint | None
+    route: str
+    changes: Sequence[Change]
+    batches: tuple[TranscriptBatch, ...]
+    extra: Sequence[Part]
+    configured: SessionConfigured = attrs.field(init=False)
+    _replayed: frozenset[str] = attrs.field(default=frozenset[str](), init=False)
+
+    def __attrs_post_init__(self) -> None:
+        checkpoint = self.opening.session.checkpoint
+        self.configured = SessionConfigured(
+            session_id=checkpoint.session_id,
+            context=checkpoint.session_context,
+            model=self.opening.model_changed(self.route),
+            recovered=bool(self.changes),
+        )
+
+    async def commit(self, early: Sequence[FrontendUpdate]) -> tuple[Event, ...]:
+        opening, session = self.opening, self.opening.session
+        instructions, tools = _contents(opening)
+        named = ContentNamed(
+            instructions_digest=_digest(instructions), tools_digest=_digest(tools)
+        )
+        before = session.checkpoint
+        contents: dict[str, str] = {}
+        settings: list[Part] = []
+        if before.model_route != self.route:
+            settings.append(RouteChanged(model=self.configured.model, quiet=True))
+        if self.loaded is not None and opening.config.metadata is not None:
+            metadata = copy.deepcopy(dict(opening.config.metadata))
+            if metadata != dict(before.metadata):
+                settings.append(MetadataReplaced(metadata=metadata))
+        if (before.instructions_digest, before.tools_digest) != (
+            named.instructions_digest,
+            named.tools_digest,
+        ):
+            settings.append(named)
+            contents = {named.instructions_digest: instructions, named.tools_digest: tools}
+        parts = [told(self.configured), *self._recovery(), *settings, *self.extra]
+        parts += [told(update) for update in early]
+        after = applied(before, parts)
+        if after.last_usage is not None:
+            window = self.configured.model.model_context_window
+            count = TokenCount(
+                total=after.total_usage, last=after.last_usage, model_context_window=window
+            )
+            parts.append(told(count))
+        new = self.loaded is None
+        events = await session.transact(lambda _: parts, first=new, contents=contents)
+        assert isinstance(events, tuple)
+        return events
+
+    def _recovery(self) -> list[Part]:
+        """Return the recovery's changes, with the history before the end of the turn."""
+        changes: list[Part] = list(self.changes)
+        history = self._history()
+        if not history:
+            return changes
+        ends = [part for part in changes[-1:] if isinstance(part, TurnEnded)]
+        rest = changes[: len(changes) - len(ends)]
+        return [*rest, told(SessionHistory(history)), *ends]
+
+    def _history(self) -> tuple[EventMsg, ...]:
+        if not self.batches:
+            return ()
+        checkpoint = self.opening.session.checkpoint
+        turn_ids = {call.call_id: checkpoint.turn_id or "" for call in checkpoint.pending_tools}
+        replayed = replay_events(self.batches, checkpoint.session_id, turn_ids=turn_ids)
+        ends = [
+            msg
+            for _, msg in _narrated(checkpoint, self.changes)
+            if isinstance(msg, ToolCallEnd)
+        ]
+        self._replayed = frozenset(end.call_id for end in ends)
+        return (*replayed, *ends)
+
+    def skipped(self, events: Sequence[Event]) -> frozenset[int]:
+        """Return the numbers of the events that the history tells already."""
+        return frozenset(
+            event.sequence
+            for event in events
+            if isinstance(event.msg, ToolCallEnd) and event.msg.call_id in self._replayed
+        )
+
+
+def _narrated(checkpoint: Checkpoint, changes: Sequence[Change]) -> list[Told]:
+    messages: list[Told] = []
+    for change in changes:
+        after = applied(checkpoint, [change])
+        messages.extend(narrate(checkpoint, change, after))
+        checkpoint = after
+    return messages
+
+
+def _contents(opening: Opening) -> tuple[str, str]:
+    definitions = [unstructure(definition) for definition in opening.definitions]
+    tools = msgspec.json.encode(definitions, order="deterministic").decode()
+    return opening.instructions, tools
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

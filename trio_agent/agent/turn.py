@@ -1,0 +1,562 @@
+"""One turn, from the message that began it to its last commit.
+
+The loop reads the phase off the checkpoint and does what comes next, so a turn that
+a restart finds in the middle goes on by the same code that would have run it through.
+Commits are merged wherever nothing awaits between them: a step with one tool costs
+two saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import trio
+
+from trio_agent.agent import model_step
+from trio_agent.agent.opening import Opening, describe, error_event, logger, parts_of
+from trio_agent.agent.request import (
+    TokenMeter,
+    build_request,
+    check_size,
+    fixed_tokens,
+    request_digest,
+)
+from trio_agent.agent.session import Part, applied, told
+from trio_agent.agent.tool_step import Batch, admission
+from trio_agent.errors import InternalError, ProviderError, StepLimitError
+from trio_agent.middleware.contexts import Effects
+from trio_agent.model.base import ModelOutput, ModelRequest
+from trio_agent.model.retry import retry_delay
+from trio_agent.protocol.events import (
+    FinishReason,
+    SubmissionRejected,
+    TurnOutcome,
+    Warning,  # noqa: A004  # the wire's word
+)
+from trio_agent.protocol.items import AssistantItem, UserItem
+from trio_agent.state.changes import (
+    BatchSettled,
+    QueueCancelled,
+    SteerJoined,
+    StepBegan,
+    StepEnded,
+    TurnContinued,
+    TurnEnded,
+)
+from trio_agent.state.checkpoint import ActiveExecution, Checkpoint, QueuedMessage
+from trio_agent.state.intake import Refusal
+from trio_agent.state.machine import Phase, phase_of
+from trio_agent.state.recovery import Known, close_turn
+
+
+@attrs.define(eq=False, repr=False)
+class Ending:
+    """How a turn ends, as far as this process has a say in it."""
+
+    outcome: TurnOutcome
+    finish_reason: FinishReason
+    reason: str = ""
+    cause: str | None = None
+    failure: Exception | None = None
+
+
+@attrs.define(eq=False, repr=False)
+class Turn:
+    """The mutable company of one running turn."""
+
+    opening: Opening
+    turn_id: str
+    submission_id: str
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    activity: str = attrs.field(default="starting", init=False)
+    ended: trio.Event = attrs.field(factory=trio.Event, init=False)
+    failure: Exception | None = attrs.field(default=None, init=False)
+    _meter: TokenMeter = attrs.field(factory=TokenMeter, init=False)
+    _request: ModelRequest | None = attrs.field(default=None, init=False)
+    _route_attempts: int = attrs.field(default=0, init=False)
+    _tried: set[str] = attrs.field(factory=set[str], init=False)
+    _batch: Batch | None = attrs.field(default=None, init=False)
+    _interrupted: Ending | None = attrs.field(default=None, init=False)
+    _hooks_ended: bool = attrs.field(default=False, init=False)
+
+    # --- from other tasks
+
+    def interrupt(self, reason: str, *, cause: str | None = None) -> None:
+        """Abort this turn and only this turn. The first reason given is recorded."""
+        if self._interrupted is None:
+            self._interrupted = Ending("aborted", "interrupted", reason, cause)
+        self.scope.cancel(reason=reason)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether somebody has asked for the end of this turn."""
+        return self._interrupted is not None
+
+    def wake(self) -> None:
+        """Say that a decision about one of its calls was committed."""
+        if self._batch is not None:
+            self._batch.wake()
+
+    # --- the turn
+
+    async def run(self) -> None:
+        """Run the turn to its end; however that comes, leave a final record of it.
+
+        Raises:
+            Exception: Only if the session is broken; a failing turn is recorded.
+        """
+        ending = Ending("aborted", "interrupted", "cancelled")
+        try:
+            with self.scope:
+                await self._converse()
+            if self.scope.cancelled_caught and self._interrupted is not None:
+                ending = self._interrupted
+        except Exception as exc:
+            if self.opening.session.broken is not None:
+                raise
+            ending = _failed(exc)
+            self.failure = exc
+            logger.warning("turn %s failed", self.turn_id, exc_info=exc)
+        finally:
+            if ending.finish_reason != "interrupted" or self._interrupted is not None:
+                await self._turn_end_hooks(ending)
+            with trio.move_on_after(self.opening.config.shutdown_grace, shield=True):
+                await self._finish(ending)
+            self.ended.set()
+
+    def _mine(self) -> ActiveExecution | None:
+        active = self.opening.session.checkpoint.active_execution
+        return active if active is not None and active.turn_id == self.turn_id else None
+
+    async def _finish(self, ending: Ending) -> None:
+        """Commit the end of the turn, unless it was committed already or nothing can be."""
+        session = self.opening.session
+        if session.broken is not None or self._mine() is None:
+            return
+
+        def close(checkpoint: Checkpoint) -> Sequence[Part]:
+            now = self.opening.now_ms()
+            step = StepEnded(outcome="failed", completed_at_ms=now)
+            failed = ending.failure is not None
+            known: Known = {} if self._batch is None else self._batch.known()
+            changes = close_turn(
+                checkpoint,
+                outcome=ending.outcome,
+                finish_reason=ending.finish_reason,
+                reason=ending.reason,
+                now_ms=now,
+                step_outcome=step if failed else None,
+                known=known,
+            )
+            error = [told(error_event(ending.failure), self.submission_id)] if failed else []
+            leftovers = [] if self._batch is None else self._batch.leftovers()
+            return [*leftovers, *changes[:-1], *error, changes[-1]]
+
+        await session.transact(close, cause=ending.cause or self.submission_id)
+
+    async def _turn_end_hooks(self, ending: Ending) -> None:
+        session = self.opening.session
+        if self._hooks_ended or not self.opening.stack.has("turn_end"):
+            return
+        if session.broken is not None or self._mine() is None:
+            return
+        self._hooks_ended = True
+        effects = Effects()
+        self.activity = "a turn_end hook"
+        with trio.move_on_after(self.opening.config.shutdown_grace):
+            try:
+                await self.opening.stack.turn_end(
+                    self.opening.runtime,
+                    self.turn_id,
+                    effects,
+                    session.checkpoint.states,
+                    outcome=ending.outcome,
+                    queue=session.checkpoint.queue,
+                )
+            except Exception as exc:
+                logger.exception("a turn_end hook failed")
+                effects.events.append(Warning(code="turn_end_failed", message=describe(exc)))
+        effects.items.clear()
+        if effects and session.broken is None:
+            await session.commit(*parts_of(effects), cause=self.submission_id)
+
+    async def _converse(self) -> None:
+        """Do what comes next until the turn is over."""
+        while (active := self._mine()) is not None:
+            match phase_of(self.opening.session.checkpoint):
+                case Phase.READY:
+                    await self._prepare()
+                case Phase.REQUESTING:
+                    await self._ask()
+                case Phase.EXECUTING:
+                    await self._run_batch()
+                case Phase.COMPLETING:
+                    await self._complete(active)
+                case Phase.IDLE:
+                    raise InternalError("a turn is active in an idle session")
+
+    # --- before a model request
+
+    def opening_parts(self, checkpoint: Checkpoint) -> list[Part]:
+        """Return the beginning of the next step, if nothing stands between: pure but for the
+        request that it keeps.
+
+        Something does: a steer that waits, hooks on the request, the step limit, a
+        request that is too large. Then `_prepare` deals with it.
+        """
+        stack = self.opening.stack
+        if stack.has("pre_model") or stack.has("model_request"):
+            return []
+        active = checkpoint.active_execution
+        if active is None or phase_of(checkpoint) is not Phase.READY:
+            return []
+        if self._steers(checkpoint) or self._over_limit(active):
+            return []
+        route = self._route(checkpoint)
+        if self._size(checkpoint) > self.opening.window(route):
+            return []
+        request = build_request(self.opening, checkpoint, route, self.opening.new_id())
+        return [self._step(checkpoint, request, replaced=False)]
+
+    def _step(
+        self, checkpoint: Checkpoint, request: ModelRequest, *, replaced: bool
+    ) -> StepBegan:
+        self._request = request
+        return StepBegan(
+            step_id=request.step_id,
+            started_at_ms=self.opening.now_ms(),
+            route=request.route,
+            request_digest=request_digest(checkpoint, request, replaced=replaced),
+        )
+
+    def _steers(self, checkpoint: Checkpoint) -> list[QueuedMessage]:
+        return [
+            waiting
+            for waiting in checkpoint.queue
+            if waiting.boundary == "steer" and waiting.turn_id == self.turn_id
+        ]
+
+    def _over_limit(self, active: ActiveExecution) -> bool:
+        return active.next_model_step >= self.opening.config.max_model_steps
+
+    def _route(self, checkpoint: Checkpoint) -> str:
+        active = checkpoint.active_execution
+        route = None if active is None else active.route
+        return route or checkpoint.model_route or self.opening.router.default_route
+
+    def _size(self, checkpoint: Checkpoint) -> int:
+        return self._meter.tokens(checkpoint) + fixed_tokens(self.opening)
+
+    async def _prepare(self) -> None:
+        """Take in steers, run the hooks on the request, and begin the step."""
+        active = self._mine()
+        session = self.opening.session
+        if active is not None and self._over_limit(active):
+            most = self.opening.config.max_model_steps
+            raise StepLimitError(
+                f"the turn took {most} model steps; max_model_steps allows no more"
+            )
+        await self._take_steers()
+        if self.opening.stack.has("pre_model") and await self._pre_model():
+            return
+        if self.opening.stack.has("model_request"):
+            await self._begin_hooked_step()
+            return
+        checkpoint = session.checkpoint
+        check_size(
+            self._size(checkpoint),
+            self.opening.window(self._route(checkpoint)),
+            self._route(checkpoint),
+        )
+
+        def begin(checkpoint: Checkpoint) -> Sequence[Part]:
+            if self._steers(checkpoint):
+                return []  # one has come meanwhile: take it in first
+            route = self._route(checkpoint)
+            request = build_request(self.opening, checkpoint, route, self.opening.new_id())
+            return [self._step(checkpoint, request, replaced=False)]
+
+        await session.transact(begin, cause=self.submission_id)
+
+    async def _take_steers(self) -> None:
+        session, stack = self.opening.session, self.opening.stack
+        while steers := self._steers(session.checkpoint):
+            message = steers[0]
+            effects, rejection = Effects(), None
+            if stack.has("message_submit"):
+                self.activity = "a message_submit hook"
+                try:
+                    rejection = await stack.message_submit(
+                        self.opening.runtime,
+                        self.turn_id,
+                        effects,
+                        session.checkpoint.states,
+                        submission_id=message.id,
+                        text=message.text,
+                        delivery="steer",
+                    )
+                except Exception:
+                    # The message is consumed: it must not fail the next turn, too.
+                    await session.transact(lambda c, m=message: _dropped(c, m))
+                    raise
+            await session.transact(
+                lambda c, m=message, e=effects, r=rejection: _joined(c, m, e, r),
+                cause=message.id,
+            )
+
+    async def _pre_model(self) -> bool:
+        """Run the hooks before a request; return whether the turn is over, or must start anew."""
+        session = self.opening.session
+        checkpoint, effects = session.checkpoint, Effects()
+        route = self._route(checkpoint)
+        active = self._mine()
+        self.activity = "a pre_model hook"
+        try:
+            await self.opening.stack.pre_model(
+                self.opening.runtime,
+                self.turn_id,
+                effects,
+                checkpoint.states,
+                items=tuple(checkpoint.context),
+                step_index=0 if active is None else active.next_model_step,
+                context_window=self.opening.window(route),
+                estimated_input_tokens=self._size(checkpoint),
+            )
+        except Exception:
+            # What was done so far is kept: earlier hooks must not pay for a later one.
+            if effects:
+                await session.commit(*parts_of(effects), cause=self.submission_id)
+            raise
+        if effects.stop_reason is not None:
+            warning = Warning(code="stopped_by_hook", message=effects.stop_reason)
+            end = TurnEnded(
+                outcome="completed",
+                finish_reason="hook",
+                finished_at_ms=self.opening.now_ms(),
+                reason=effects.stop_reason,
+            )
+            await self._turn_end_hooks(Ending("completed", "hook"))
+            await session.commit(
+                *parts_of(effects), told(warning), end, cause=self.submission_id
+            )
+            return True
+        if effects:
+            await session.commit(*parts_of(effects), cause=self.submission_id)
+        return bool(self._steers(session.checkpoint))
+
+    async def _begin_hooked_step(self) -> None:
+        session = self.opening.session
+        checkpoint = session.checkpoint
+        route = self._route(checkpoint)
+        request = build_request(self.opening, checkpoint, route, self.opening.new_id())
+        self.activity = "a model_request hook"
+        request, replaced = await self.opening.stack.model_request(
+            self.opening.runtime, self.turn_id, request
+        )
+        check_size(self._size(checkpoint), self.opening.window(route), route)
+
+        def begin(now: Checkpoint) -> Sequence[Part]:
+            if self._steers(now):
+                return []
+            return [self._step(now, request, replaced=replaced)]
+
+        await session.transact(begin, cause=self.submission_id)
+
+    # --- the model request
+
+    async def _ask(self) -> None:
+        request = self._request
+        if request is None:
+            raise InternalError("a model step began without a request")
+        self.activity = f"the model of route {request.route!r}"
+        self._route_attempts += 1
+        try:
+            output = await model_step.ask(
+                self.opening, request, turn_id=self.turn_id, cause=self.submission_id
+            )
+        except ProviderError as exc:
+            await self._retry(exc, request)
+            return
+        self._route_attempts = 0
+        self._tried.clear()
+        await self._accept(output, request.route)
+
+    async def _retry(self, error: ProviderError, request: ModelRequest) -> None:
+        """Wait and ask again, go to another route, or raise *error*."""
+        delay = retry_delay(error, self._route_attempts, request.step_id)
+        other: str | None = None
+        if delay is None:
+            self._tried.add(request.route)
+            other = self.opening.router.next_route(request.route, error, frozenset(self._tried))
+            if other is None:
+                raise error
+            self._route_attempts, delay = 0, 0.0
+        ended = StepEnded(
+            outcome="retrying",
+            completed_at_ms=self.opening.now_ms(),
+            retry_in_ms=round(delay * 1000),
+            route=other,
+        )
+        parts: list[Part] = [told(error_event(error)), ended]
+        if other is not None:
+            moved = f"route {request.route!r} failed; going on with {other!r}"
+            parts.append(told(Warning(code="fallback", message=moved)))
+        await self.opening.session.commit(*parts, cause=self.submission_id)
+        self.activity = "waiting to ask the model again"
+        await trio.sleep(delay)
+
+    async def _accept(self, output: ModelOutput, route: str) -> None:
+        """Commit a complete answer, and all that can be committed with it."""
+        opening, session = self.opening, self.opening.session
+        if opening.config.usage_observer is not None:
+            opening.config.usage_observer(route, output.usage)
+        answer = model_step.normalise(output, opening.catalog, opening)
+        effects = Effects()
+        admitted = await admission(self, answer, effects)
+        finish: FinishReason = output.finish_reason
+        on = not output.end_turn and not answer.calls
+        ended = StepEnded(
+            outcome="completed",
+            completed_at_ms=opening.now_ms(),
+            finish_reason=finish,
+            usage=output.usage if output.usage.total_tokens or any_tokens(output) else None,
+            items=(*effects.items, *answer.items),
+            calls=tuple(admitted.calls),
+            completing=None if answer.calls or on else finish,
+        )
+        effects.items = []
+        first: list[Part] = [*parts_of(effects)]
+        if answer.empty and not on:
+            empty = Warning(code="empty_reply", message="the model's reply had no content")
+            first.append(told(empty))
+        tokens = output.usage.input_tokens + output.usage.output_tokens
+
+        def accept(checkpoint: Checkpoint) -> Sequence[Part]:
+            parts: list[Part] = [*first, ended, *admitted.ends]
+            after = applied(checkpoint, parts)
+            if tokens and len(after.context) == len(checkpoint.context) + len(ended.items):
+                self._meter.measured(after, max(0, tokens - fixed_tokens(opening)))
+            if phase_of(after) is Phase.EXECUTING:
+                return [*parts, *self.batch_parts(after)]
+            if phase_of(after) is Phase.COMPLETING and self._may_end(after):
+                return [*parts, self._completed(finish)]
+            return [*parts, *self.opening_parts(after)]
+
+        await session.transact(accept, cause=self.submission_id)
+
+    # --- the tool batch
+
+    def batch_parts(self, checkpoint: Checkpoint) -> list[Part]:
+        """Return what can be committed at once about the open batch: the calls that may begin,
+        or, if all have ended, its settling and the beginning of the next step.
+        """
+        if all(call.status == "ended" for call in checkpoint.pending_tools):
+            settled: list[Part] = [BatchSettled()]
+            return [*settled, *self.opening_parts(applied(checkpoint, settled))]
+        if self._batch is None:
+            self._batch = Batch(self)
+        return self._batch.startable(checkpoint)
+
+    async def _run_batch(self) -> None:
+        if self._batch is None:
+            self._batch = Batch(self)
+        self.activity = "tools"
+        try:
+            await self._batch.run()
+        finally:
+            if self._mine() is not None and not self.opening.session.checkpoint.pending_tools:
+                self._batch = None
+
+    # --- the end
+
+    def _may_end(self, checkpoint: Checkpoint) -> bool:
+        stack = self.opening.stack
+        hooked = stack.has("stop") or stack.has("turn_end")
+        return not hooked and not self._steers(checkpoint)
+
+    def _completed(self, reason: FinishReason) -> TurnEnded:
+        return TurnEnded(
+            outcome="completed", finish_reason=reason, finished_at_ms=self.opening.now_ms()
+        )
+
+    async def _complete(self, active: ActiveExecution) -> None:
+        """Let steers in, ask the stop hooks, and end the turn if nobody objects."""
+        session, stack = self.opening.session, self.opening.stack
+        reason = active.completing
+        if reason is None:
+            raise InternalError("the turn is not completing")
+        if self._steers(session.checkpoint):
+            await self._take_steers()
+            if phase_of(session.checkpoint) is not Phase.COMPLETING:
+                return
+        if stack.has("stop"):
+            effects = Effects()
+            self.activity = "a stop hook"
+            prompt = await stack.stop(
+                self.opening.runtime,
+                self.turn_id,
+                effects,
+                session.checkpoint.states,
+                text=_last_text(session.checkpoint),
+                active=active.stop_hook_active,
+            )
+            if prompt is not None:
+                item = UserItem(text=prompt, internal="stop_hook")
+                await session.commit(
+                    *parts_of(effects), TurnContinued(prompt=item), cause=self.submission_id
+                )
+                return
+            if effects:
+                await session.commit(*parts_of(effects), cause=self.submission_id)
+        if not self._steers(session.checkpoint):
+            await self._turn_end_hooks(Ending("completed", reason))
+
+        def end(checkpoint: Checkpoint) -> Sequence[Part]:
+            return [] if self._steers(checkpoint) else [self._completed(reason)]
+
+        await session.transact(end, cause=self.submission_id)
+
+
+def _failed(exc: Exception) -> Ending:
+    reason: FinishReason = "step_limit" if isinstance(exc, StepLimitError) else "error"
+    return Ending("failed", reason, describe(exc), failure=exc)
+
+
+def any_tokens(output: ModelOutput) -> bool:
+    """Whether a model reported any usage at all."""
+    return any(attrs.astuple(output.usage))
+
+
+def _waits(checkpoint: Checkpoint, message: QueuedMessage) -> bool:
+    return any(waiting == message for waiting in checkpoint.queue)
+
+
+def _dropped(checkpoint: Checkpoint, message: QueuedMessage) -> Sequence[Part]:
+    if not _waits(checkpoint, message):
+        return []
+    return [QueueCancelled(submission_id=message.id)]
+
+
+def _joined(
+    checkpoint: Checkpoint, message: QueuedMessage, effects: Effects, rejection: str | None
+) -> Sequence[Part] | Refusal:
+    if not _waits(checkpoint, message):
+        return []  # edited or taken back while the hooks ran
+    if rejection is not None:
+        refused = SubmissionRejected(code="denied_by_hook", message=rejection)
+        effects.items = []
+        parts = parts_of(effects, message.id)
+        return [*parts, QueueCancelled(submission_id=message.id), told(refused, message.id)]
+    hidden, effects.items = tuple(effects.items), []
+    joined = SteerJoined(submission_id=message.id, hidden=hidden)
+    return [*parts_of(effects, message.id), joined]
+
+
+def _last_text(checkpoint: Checkpoint) -> str:
+    for item in reversed(checkpoint.context):
+        if isinstance(item, AssistantItem) and item.phase == "final_answer":
+            return item.text
+        if isinstance(item, UserItem) and item.internal is None:
+            break
+    return ""
