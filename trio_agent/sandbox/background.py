@@ -108,7 +108,7 @@ class BackgroundCommands:
             raise SandboxError(entry.error or "the command could not be started")
         return command_id
 
-    async def _run(
+    async def _run(  # noqa: ASYNC910  (a failure at once is told without one)
         self, entry: _Command, command: str, permissions: Permissions, started: trio.Event
     ) -> None:
         try:
@@ -171,5 +171,5 @@ class _Started(trio.TaskStatus[None]):
     def __init__(self, event: trio.Event) -> None:
         self._event = event
 
-    def started(self, value: None = None) -> None:
+    def started(self, value: None = None) -> None:  # noqa: ARG002  (trio's signature)
         self._event.set()

@@ -115,7 +115,7 @@ class FileChange(Record):
     """
 
     path: str
-    before: bytes | None | AnyContent
+    before: bytes | AnyContent | None
     after: bytes | None
     mode_from: str | None = None
 
@@ -204,7 +204,7 @@ class BoundSandbox(Protocol):
         ...
 
     async def read_text(self, path: str) -> str:
-        """Return a UTF-8 file of at most 1 MiB; other bytes are shown as ``\\xNN``."""
+        r"""Return a UTF-8 file of at most 1 MiB; other bytes are shown as ``\xNN``."""
         ...
 
     async def read_window(

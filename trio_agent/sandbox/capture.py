@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
@@ -57,7 +57,7 @@ class OutputFiles:
         return OUTPUT_PREFIX + name, descriptor
 
     @contextlib.contextmanager
-    def open(self, path: str) -> Iterator[int]:
+    def open(self, path: str) -> Generator[int]:
         """Open one of the files for reading and yield its descriptor. Blocks.
 
         Raises:
@@ -66,8 +66,8 @@ class OutputFiles:
         name = path.removeprefix(OUTPUT_PREFIX)
         if self._directory is None or name not in self._names:
             raise SandboxError(
-                f"{path}: no such output (the newest {MAX_KEPT_FILES} are kept until the session"
-                " is left); run the command again"
+                f"{path}: no such output (the newest {MAX_KEPT_FILES} are kept until the"
+                " session is left); run the command again"
             )
         descriptor = os.open(self._directory / name, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -109,7 +109,7 @@ class Capture:
         self._lock = trio.Lock()
 
     async def write(self, data: bytes) -> None:
-        """Take the next bytes. A checkpoint; several tasks may write, each piece stays whole."""
+        """Take the next bytes. A checkpoint; several tasks may write at a time."""
         async with self._lock:
             fits = self._descriptor is None and self._total + len(data) <= self._limit
             if not fits and self._files is not None and not self._unkept:

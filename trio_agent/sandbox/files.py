@@ -23,7 +23,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 import attrs
@@ -102,7 +102,7 @@ class WorkspaceFiles:
 
     def __init__(self, root: str | os.PathLike[str], *, protected: Iterable[str] = ()) -> None:
         try:
-            given = Path(os.path.abspath(root))
+            given = Path(root).absolute()
             self.root = given.resolve(strict=True)
             status = self.root.stat()
         except (OSError, RuntimeError, ValueError) as exc:
@@ -127,7 +127,7 @@ class WorkspaceFiles:
             return _read_all(descriptor, path, limit)
 
     @contextlib.contextmanager
-    def open(self, path: str) -> Iterator[int]:
+    def open(self, path: str) -> Generator[int]:
         """Open a regular file for reading and yield its descriptor."""
         with self.place(path) as place:
             descriptor = _open_regular(place, path)
@@ -171,7 +171,7 @@ class WorkspaceFiles:
                 os.fsync(directory)
 
     @contextlib.contextmanager
-    def _prepare(self, change: FileChange, *, full_access: bool) -> Iterator[_Prepared]:
+    def _prepare(self, change: FileChange, *, full_access: bool) -> Generator[_Prepared]:
         """Check one change, write its new content beside the place, remove it if unused."""
         after = change.after
         with self.place(change.path, create=after is not None) as place:
@@ -215,7 +215,7 @@ class WorkspaceFiles:
     # --- walking
 
     @contextlib.contextmanager
-    def opened_root(self) -> Iterator[int]:
+    def opened_root(self) -> Generator[int]:
         """Open the root and check that it is still the directory it was at first.
 
         Raises:
@@ -228,13 +228,13 @@ class WorkspaceFiles:
         try:
             status = os.fstat(descriptor)
             if (status.st_dev, status.st_ino) != self._identity:
-                raise SandboxError(f"the workspace {self.root} was replaced by another directory")
+                raise SandboxError(f"the workspace {self.root} is another directory by now")
             yield descriptor
         finally:
             os.close(descriptor)
 
     @contextlib.contextmanager
-    def place(self, path: str, *, create: bool = False) -> Iterator[Place]:
+    def place(self, path: str, *, create: bool = False) -> Generator[Place]:
         """Walk to *path* and yield where it ends; *create* makes missing directories.
 
         Raises:
@@ -288,9 +288,7 @@ class WorkspaceFiles:
                 if kind is None:
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-            return Place(
-                directory=stack[-1], name=name, trail=(*trail, name), status=status
-            )
+            return Place(directory=stack[-1], name=name, trail=(*trail, name), status=status)
         return Place(
             directory=stack[-1], name=".", trail=tuple(trail), status=os.fstat(stack[-1])
         )
@@ -335,17 +333,13 @@ class _Prepared:
                 self.old = kept
                 return
             with contextlib.suppress(OSError):  # no hard links here: then nothing to take back
-                os.link(
-                    self.place.name, kept, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False
-                )
+                _link(self.place.name, kept, at)
                 self.old = kept
             os.replace(self.new, self.place.name, src_dir_fd=at, dst_dir_fd=at)
         elif self.new is not None:
             # A link fails where a rename would overwrite what has just appeared there.
             try:
-                os.link(
-                    self.new, self.place.name, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False
-                )
+                _link(self.new, self.place.name, at)
             except OSError as exc:
                 if exc.errno not in _NO_HARD_LINKS:
                     raise
@@ -372,13 +366,15 @@ class _Prepared:
                     os.unlink(name, dir_fd=self.place.directory)
 
 
+def _link(name: str, other: str, directory: int) -> None:
+    os.link(name, other, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
+
+
 def _temporary_name() -> str:
     return f"{TEMPORARY_PREFIX}{new_id()}.tmp"
 
 
-def _write_beside(
-    place: Place, data: bytes, model: os.stat_result | None, path: str
-) -> str:
+def _write_beside(place: Place, data: bytes, model: os.stat_result | None, path: str) -> str:
     """Write *data* to a new file in the place's directory, as durable as a file can be."""
     name = _temporary_name()
     # Without a model the kernel applies the umask; with one the file stays closed to

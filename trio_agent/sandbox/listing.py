@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
-
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import attrs
@@ -84,7 +83,7 @@ class IgnoreRules:
         return False
 
 
-def walk(files: WorkspaceFiles, path: str, *, depth: int = MAX_DEPTH) -> Iterator[Found]:
+def walk(files: WorkspaceFiles, path: str, *, depth: int = MAX_DEPTH) -> Generator[Found]:
     """Yield everything under *path*, in order, at most *depth* directories deep.
 
     A file as *path* yields that file, ignored or not. Directories that cannot be
@@ -123,7 +122,7 @@ def _rules_above(root: int, place: Place) -> IgnoreRules:
     return rules
 
 
-def _enter(directory: int, path: str, rules: IgnoreRules, depth: int) -> Iterator[Found]:
+def _enter(directory: int, path: str, rules: IgnoreRules, depth: int) -> Generator[Found]:
     rules = rules.below(directory, path)
     prefix = "" if path == "." else f"{path}/"
     with os.scandir(directory) as entries:

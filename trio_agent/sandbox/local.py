@@ -27,16 +27,22 @@ from trio_agent.sandbox.bubblewrap import (
     HOME,
     TEMPORARY,
     Bubblewrap,
-    check_holds,
     find_bubblewrap,
 )
+from trio_agent.sandbox.canary import check_holds
 from trio_agent.sandbox.capture import Capture
 from trio_agent.sandbox.environment import command_environment
 from trio_agent.sandbox.files import WorkspaceFiles
 from trio_agent.sandbox.listing import list_directory
 from trio_agent.sandbox.process import run_process
 from trio_agent.sandbox.protection import PROTECTED_PATHS, Mount, Protection
-from trio_agent.sandbox.search import MatchLines, Query, find_ripgrep, ripgrep_arguments, search_plainly
+from trio_agent.sandbox.search import (
+    MatchLines,
+    Query,
+    find_ripgrep,
+    ripgrep_arguments,
+    search_plainly,
+)
 from trio_agent.sandbox.window import read_window, show
 
 _T = TypeVar("_T")
@@ -46,7 +52,7 @@ Isolation: TypeAlias = Literal["bubblewrap", "none"]
 SHELL: Final = "/bin/bash"
 
 _DIES_WITH_ENGINE: Final = (
-    "exec 3<&0 </dev/null; (read _ <&3; kill -KILL 0) >/dev/null 2>&1 & exec \"$@\" 3<&-"
+    'exec 3<&0 </dev/null; (read _ <&3; kill -KILL 0) >/dev/null 2>&1 & exec "$@" 3<&-'
 )
 """Bare commands: a watcher in their process group reads from a pipe that only the engine
 holds open. When the engine is gone, however it went, the watcher ends the group."""
@@ -91,11 +97,11 @@ class LocalSandbox:
                 raise ConfigError(f"protected path {path!r} must lie in the workspace")
         self._files = WorkspaceFiles(workspace, protected=paths)
         if isolation == "bubblewrap" and self._files.root == Path("/"):
-            raise ConfigError("the root directory as a workspace leaves nothing to isolate from")
-        self._isolation = isolation
+            raise ConfigError("the root directory as a workspace leaves nothing to hide")
+        self._isolation: Isolation = isolation
         self._environment = dict(environment or {})
-        self._hidden = tuple(os.path.abspath(path) for path in hidden)
-        self._readable = tuple(os.path.abspath(path) for path in readable)
+        self._hidden = tuple(str(Path(path).absolute()) for path in hidden)
+        self._readable = tuple(str(Path(path).absolute()) for path in readable)
         self._protection = Protection(self._files, paths)
         self._proven: set[bool] = set()
         self._proving = trio.Lock()
@@ -108,7 +114,7 @@ class LocalSandbox:
     @property
     def isolation(self) -> Isolation:
         """How commands are confined."""
-        return self._isolation  # type: ignore[return-value]
+        return self._isolation
 
     # --- files
 
@@ -181,8 +187,9 @@ class LocalSandbox:
         argv = [ripgrep, *ripgrep_arguments(query, place)]
         complaints = Capture(None, "ripgrep", limit=2_000)
         code = None
-        with trio.CancelScope() as scope:
-            lines = MatchLines(query.limit, scope)
+        scope = trio.CancelScope()
+        lines = MatchLines(query.limit, scope)
+        with scope:
             if wrap is None:
                 code = await run_process(
                     argv,
@@ -213,7 +220,7 @@ class LocalSandbox:
 
     # --- commands
 
-    async def execute(
+    async def execute(  # noqa: ASYNC128  (passed on)
         self,
         command: str,
         *,
@@ -238,7 +245,7 @@ class LocalSandbox:
                 task_status=task_status,
             )
 
-    async def _execute_bare(
+    async def _execute_bare(  # noqa: ASYNC128  (passed on)
         self, command: str, stdout: Sink, stderr: Sink, task_status: trio.TaskStatus[None]
     ) -> int:
         await _in_thread(self._check_root)
@@ -279,8 +286,6 @@ class LocalSandbox:
         mounts: Sequence[Mount] = (),
     ) -> None:
         """Run the canary once for each set of flags; a refusal is not remembered."""
-        if network in self._proven:
-            return
         async with self._proving:
             if network not in self._proven:
                 flags = wrap.flags(network=network, mounts=mounts)
@@ -305,7 +310,7 @@ class LocalSandbox:
 
     def _bare_environment(self) -> dict[str, str]:
         return command_environment(
-            self._environment, home=os.path.expanduser("~"), temporary=tempfile.gettempdir()
+            self._environment, home=str(Path.home()), temporary=tempfile.gettempdir()
         )
 
 
@@ -315,7 +320,7 @@ class _RipgrepError(SandboxError):
 
 def _shell(command: str) -> list[str]:
     """Return the program that runs *command*, which may begin with a dash."""
-    if os.path.exists(SHELL):
+    if Path(SHELL).exists():
         return [SHELL, "--noprofile", "--norc", "-c", "--", command]
     return ["/bin/sh", "-c", "--", command]
 

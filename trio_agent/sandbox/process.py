@@ -19,7 +19,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Final
 
 import trio
@@ -82,8 +82,8 @@ async def run_process(
                 stack.callback(stream.close)
                 streams.append(stream)
             child = _spawn(argv, cwd=cwd, env=env, stdin=stdin, out=writing, pass_fds=pass_fds)
-        try:
-            with _exit_watch(child) as pidfd:
+        with _exit_watch(child) as pidfd:
+            try:
                 async with trio.open_nursery() as nursery:
                     task_status.started()
                     drained = trio.Event()
@@ -92,8 +92,11 @@ async def run_process(
                     with trio.move_on_after(OUTPUT_GRACE):
                         await drained.wait()
                     nursery.cancel_scope.cancel(reason="the command has ended")
-        finally:
-            await _end(child)
+            finally:
+                _kill_group(child)
+                with trio.move_on_after(KILL_GRACE, shield=True):  # a moment: it was killed
+                    await _wait_exit(child, pidfd)
+                _reap(child)
     return child.returncode
 
 
@@ -107,7 +110,7 @@ def _spawn(
     pass_fds: Sequence[int],
 ) -> subprocess.Popen[bytes]:
     try:
-        return subprocess.Popen(
+        return subprocess.Popen(  # noqa: S603  (what to run is the caller's business)
             list(argv),
             cwd=cwd,
             env=dict(env),
@@ -136,7 +139,7 @@ async def _pump(stream: trio.lowlevel.FdStream, sink: Sink) -> None:
 
 
 @contextlib.contextmanager
-def _exit_watch(child: subprocess.Popen[bytes]) -> Iterator[int | None]:
+def _exit_watch(child: subprocess.Popen[bytes]) -> Generator[int | None]:
     if sys.platform != "linux":
         yield None
         return
@@ -151,17 +154,17 @@ async def _wait_exit(child: subprocess.Popen[bytes], pidfd: int | None) -> None:
     if pidfd is not None:
         await trio.lowlevel.wait_readable(pidfd)
         return
-    while child.poll() is None:
-        await trio.sleep(_POLL_INTERVAL)  # noqa: ASYNC110  (no event tells it on this system)
+    await trio.lowlevel.checkpoint()
+    while child.poll() is None:  # noqa: ASYNC110  (no event tells it on this system)
+        await trio.sleep(_POLL_INTERVAL)
 
 
-async def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill the whole group, then reap its leader; shielded, since it only takes a moment."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left in it
         os.killpg(child.pid, signal.SIGKILL)
-    with trio.move_on_after(KILL_GRACE, shield=True):
-        with _exit_watch(child) as pidfd:
-            await _wait_exit(child, pidfd)
+
+
+def _reap(child: subprocess.Popen[bytes]) -> None:
     if child.poll() is None:
         _LOGGER.error("process %d did not end within %s s of SIGKILL", child.pid, KILL_GRACE)
         child.returncode = -signal.SIGKILL

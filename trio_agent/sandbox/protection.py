@@ -17,7 +17,7 @@ import fcntl
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Final, Literal, TypeAlias
 
 import attrs
@@ -150,9 +150,9 @@ class Protection:
                     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
                 if stat.S_ISLNK(status.st_mode):
                     raise SandboxError(
-                        f"{here} is protected from commands and is a symbolic link, which cannot"
-                        " be protected: make it a real file, or name the paths that you want"
-                        " with LocalSandbox(protected=...)"
+                        f"{here} is protected from commands and is a symbolic link, which"
+                        " cannot be protected: make it a real file, or name the paths that you"
+                        " want with LocalSandbox(protected=...)"
                     )
                 placeholder = _is_placeholder(directory, name, status)
                 if placeholder:
@@ -179,7 +179,7 @@ def _status_of(root: int, path: str) -> os.stat_result | None:
 
 
 @contextlib.contextmanager
-def _parent(root: int, path: str) -> Iterator[tuple[int, str] | None]:
+def _parent(root: int, path: str) -> Generator[tuple[int, str] | None]:
     *parents, name = path.split("/")
     with contextlib.ExitStack() as stack:
         directory = root
@@ -193,9 +193,7 @@ def _parent(root: int, path: str) -> Iterator[tuple[int, str] | None]:
         yield directory, name
 
 
-def _make_placeholder(
-    directory: int, name: str, path: str, *, wants_directory: bool
-) -> None:
+def _make_placeholder(directory: int, name: str, path: str, *, wants_directory: bool) -> None:
     try:
         if wants_directory:
             os.mkdir(name, 0o755, dir_fd=directory)
@@ -222,7 +220,7 @@ def _is_placeholder(directory: int, name: str, status: os.stat_result) -> bool:
     if stat.S_ISDIR(status.st_mode):
         descriptor = os.open(name, _DIRECTORY, dir_fd=directory)
         try:
-            return not os.listdir(descriptor)
+            return not os.listdir(descriptor)  # noqa: PTH208  (no path: a descriptor)
         finally:
             os.close(descriptor)
     return False

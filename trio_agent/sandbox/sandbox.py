@@ -85,7 +85,7 @@ class Sandbox:
             self._sessions[session_id] = session
             try:
                 yield
-            except BaseException as exc:  # noqa: BLE001  (raised again below, outside the nursery)
+            except BaseException as exc:  # noqa: BLE001, ASYNC103  (raised again below)
                 raised = exc
             if self._sessions.get(session_id) is session:
                 del self._sessions[session_id]
@@ -110,9 +110,9 @@ class Sandbox:
 class BoundCall:
     """See `BoundSandbox`: checks what the call was granted, then asks the backend."""
 
-    _backend: SandboxBackend
-    _permissions: Permissions
-    _session: _Session | None
+    _backend: SandboxBackend = attrs.field(alias="backend")
+    _permissions: Permissions = attrs.field(alias="permissions")
+    _session: _Session | None = attrs.field(alias="session")
 
     @property
     def workspace(self) -> Path:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -87,7 +87,7 @@ def _read(directory: int, name: str) -> bytes:
         descriptor = os.open(name, _READ, dir_fd=directory)
     except OSError:  # gone, a link by now, or not ours to read
         return b""
-    with open(descriptor, "rb") as file:
+    with os.fdopen(descriptor, "rb") as file:
         return file.read(MAX_BINARY_FILE_BYTES)
 
 
@@ -110,13 +110,13 @@ def _match(path: str, number: int, line: bytes) -> Match:
 # --- ripgrep
 
 
-def find_ripgrep(workspace: Path, emptied: Iterable[str]) -> str | None:
+def find_ripgrep(workspace: Path, emptied: Sequence[str]) -> str | None:
     """Return ripgrep's path if it can be run, and the model cannot have written it."""
     found = shutil.which("rg")
     if found is None:
         return None
     real = Path(found).resolve()
-    if any(real.is_relative_to(path) for path in (workspace, *emptied)):
+    if any(real.is_relative_to(path) for path in (str(workspace), *emptied)):
         return None
     return str(real)
 

@@ -30,7 +30,7 @@ def read_window(
     size = os.fstat(descriptor).st_size
     if size > MAX_BINARY_FILE_BYTES:
         raise SandboxError(
-            f"{path}: has {size:,} bytes; at most {MAX_BINARY_FILE_BYTES:,} can be paged through"
+            f"{path}: has {size:,} bytes; at most {MAX_BINARY_FILE_BYTES:,} can be paged"
         )
     if lines < 1:
         raise SandboxError(f"{path}: at least one line must be asked for, not {lines}")
@@ -63,12 +63,12 @@ def _fit(data: bytes, lines: int) -> tuple[bytes, int]:
     """
     room = MAX_WINDOW_BYTES if _is_text(data) else MAX_WINDOW_BYTES // 4
     piece = data[:room]
-    end = -1
-    for counted in range(lines):
+    end, counted = -1, 0
+    while counted < lines:
         newline = piece.find(b"\n", end + 1)
         if newline < 0:
             break
-        end = newline
+        end, counted = newline, counted + 1
     else:
         return piece[: end + 1], lines
     if len(data) <= room:  # the end of the file

@@ -17,7 +17,9 @@ MAX_COMPARED_LINES: Final = 400
 NO_NEWLINE: Final = "\\ No newline at end of file"
 
 
-def unified_diff(path: str, before: str | None, after: str | None, *, source: str | None = None) -> str:
+def unified_diff(
+    path: str, before: str | None, after: str | None, *, source: str | None = None
+) -> str:
     """Return the difference between two texts, "" if there is none.
 
     Args:

@@ -1,10 +1,13 @@
 """The tools that read and change files. What they may touch is the sandbox's business."""
 
+# ruff: noqa: D417  (these docstrings are for the model, which does not see `ctx`)
+
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Final, cast
 
+import trio
 from msgspec import Meta
 
 from trio_agent.errors import SandboxError, ToolError
@@ -40,15 +43,16 @@ _RESULT_ROOM: Final = MAX_TOOL_OUTPUT_BYTES - 500
 async def read_file(
     path: str,
     ctx: ToolContext,
+    *,
     offset: Annotated[int, Meta(ge=1)] = 1,
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 2_000,
     line_numbers: bool = False,
     byte: Annotated[int, Meta(ge=0)] | None = None,
 ) -> str:
-    """Read a text file, or a part of it.
+    r"""Read a text file, or a part of it.
 
     A note at the end says where to read on if there is more. Bytes that are not
-    UTF-8 are shown as \\xNN.
+    UTF-8 are shown as \xNN.
 
     Args:
         path: Relative to the workspace, or the @output/... of a command.
@@ -75,6 +79,7 @@ async def read_file(
 @tool(effect="read_only", sandboxed=True)
 async def list_files(
     ctx: ToolContext,
+    *,
     path: str = ".",
     depth: Annotated[int, Meta(ge=1, le=20)] = 1,
     limit: Annotated[int, Meta(ge=1, le=5_000)] = 500,
@@ -100,7 +105,7 @@ async def list_files(
                 line = f"{name}/"
             case "link":
                 line = f"{name}@"
-            case "other":
+            case _:
                 line = f"{name}  (not a regular file)"
         room -= utf8_length(line) + 1
         if room < 0:
@@ -115,6 +120,7 @@ async def list_files(
 async def search(
     pattern: str,
     ctx: ToolContext,
+    *,
     path: str = ".",
     regex: bool = False,
     glob: str | None = None,
@@ -159,9 +165,7 @@ async def _describe_write(arguments: Mapping[str, Json], ctx: ToolContext) -> st
     return _bounded(unified_diff(path, old, content) or UNCHANGED.format(path=path))
 
 
-@tool(
-    effect="idempotent", needs_approval=True, sandboxed=True, describe=_describe_write
-)
+@tool(effect="idempotent", needs_approval=True, sandboxed=True, describe=_describe_write)
 async def write_file(path: str, content: str, ctx: ToolContext) -> str:
     """Write a whole text file; makes it, and its directories, or replaces it.
 
@@ -240,8 +244,8 @@ def _edited(path: str, data: bytes, old: str, new: str) -> bytes:
         )
     if count > 1 or data.find(old_bytes, data.index(old_bytes) + 1) >= 0:
         raise ToolError(
-            f"{path}: old occurs {max(count, 2)} times, nothing was changed; add lines around it"
-            " until it is unique"
+            f"{path}: old occurs {max(count, 2)} times, nothing was changed; add lines around"
+            " it until it is unique"
         )
     changed = data.replace(old_bytes, new_bytes)
     _check_result(path, changed)
@@ -261,9 +265,7 @@ async def _describe_patch(arguments: Mapping[str, Json], ctx: ToolContext) -> st
     return _bounded(_diff_of(changes))
 
 
-@tool(
-    effect="destructive", needs_approval=True, sandboxed=True, describe=_describe_patch
-)
+@tool(effect="destructive", needs_approval=True, sandboxed=True, describe=_describe_patch)
 async def apply_patch(patch: str, ctx: ToolContext) -> str:
     """Change several places or files at once: all of it, or nothing if a part does not fit.
 
@@ -281,6 +283,7 @@ async def apply_patch(patch: str, ctx: ToolContext) -> str:
 
 async def _prepare_patch(text: str, ctx: ToolContext) -> tuple[list[str], list[FileChange]]:
     """Read, place and check a whole patch; nothing is changed."""
+    await trio.lowlevel.checkpoint()
     _check_size("patch", text)
     patches = parse_patch(text)
     before: dict[str, bytes] = {}
@@ -332,7 +335,7 @@ def _diff_of(changes: list[FileChange]) -> str:
 # --- shared by the changes
 
 
-async def _present(ctx: ToolContext, path: str) -> bytes | None:
+async def _present(ctx: ToolContext, path: str) -> bytes | None:  # noqa: ASYNC910
     """Return the file as it is, None if it cannot be read (the call itself will say why)."""
     try:
         return await ctx.require_sandbox().read_bytes(path, limit=MAX_TEXT_FILE_BYTES)

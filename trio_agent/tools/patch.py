@@ -1,4 +1,4 @@
-"""Patches as models write them: read, placed and applied to texts. Pure.
+r"""Patches as models write them: read, placed and applied to texts. Pure.
 
 Two forms are understood. The envelope names files and leaves line numbers out::
 
@@ -17,12 +17,13 @@ Two forms are understood. The envelope names files and leaves line numbers out::
 The other is the plain unified diff, whose line numbers are hints: a hunk is placed
 where its lines are, nearest to where it says.
 
-All of a hunk must match, context and removed lines, apart from ``\\r`` at the ends
+All of a hunk must match, context and removed lines, apart from ``\r`` at the ends
 of lines, which stay as they are in the file.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal, TypeAlias
 
@@ -136,7 +137,9 @@ def _is_header(line: str) -> bool:
 def _parse_added(path: str, body: list[str], position: int) -> FilePatch:
     for offset, line in enumerate(body, 1):
         if not line.startswith("+"):
-            raise _bad_line(position + offset, line, "every line of an added file begins with '+'")
+            raise _bad_line(
+                position + offset, line, "each line of an added file begins with '+'"
+            )
     content = "".join(f"{line[1:]}\n" for line in body)
     return FilePatch(action="add", path=path, content=content)
 
@@ -184,8 +187,8 @@ def _bad_line(position: int, line: str, why: str) -> ToolError:
 
 def _parse_unified(text: str) -> tuple[FilePatch, ...]:
     try:
-        from unidiff import PatchSet  # noqa: PLC0415  (an extra, imported when used)
-        from unidiff.errors import UnidiffParseError  # noqa: PLC0415
+        from unidiff.errors import UnidiffParseError  # noqa: PLC0415  (an extra, imported when used)
+        from unidiff.patch import PatchSet  # noqa: PLC0415
     except ImportError:
         raise ConfigError(
             "unified diffs need unidiff: pip install 'trio-agent[tools]'"
@@ -204,9 +207,7 @@ def _parse_unified(text: str) -> tuple[FilePatch, ...]:
                     if line.line_type in (" ", "-", "+")
                 ),
                 near=max(0, hunk.source_start - 1),
-                newline=_ends_with_newline(
-                    [(line.line_type, line.value) for line in hunk]
-                ),
+                newline=_ends_with_newline([(line.line_type, line.value) for line in hunk]),
             )
             for hunk in file
         )
@@ -231,7 +232,7 @@ def _parse_unified(text: str) -> tuple[FilePatch, ...]:
 def _ends_with_newline(lines: list[tuple[str, str]]) -> bool | None:
     """Say whether the new text ends with a newline, where the hunk tells."""
     verdict: bool | None = None
-    for (sign, _), (following, _) in zip(lines, lines[1:], strict=False):
+    for (sign, _), (following, _) in itertools.pairwise(lines):
         if following == "\\":
             verdict = sign == "-" and verdict is not False
             if sign in ("+", " "):
@@ -280,7 +281,9 @@ def apply_patches(
     results: dict[str, str | None] = {}
     for patch in patches:
         if patch.path in results or patch.move_to in results:
-            raise ToolError(f"{patch.path}: is named twice in the patch; write one section a file")
+            raise ToolError(
+                f"{patch.path}: is named twice in the patch; write one section each"
+            )
         if patch.action == "add":
             results[patch.path] = patch.content
             continue

@@ -1,10 +1,13 @@
 """The tools that run commands, in the foreground and in the background."""
 
+# ruff: noqa: D417  (these docstrings are for the model, which does not see `ctx`)
+
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Final
 
+import trio
 from msgspec import Meta
 
 from trio_agent.errors import ToolError
@@ -37,13 +40,16 @@ CUT_OUTPUT_UNKEPT: Final = (
     "[{name} was cut: {missing:,} bytes are missing above; {file}, which read_file reads in"
     " parts, has all but the last {unkept:,} bytes]"
 )
-CUT_OUTPUT_LOST: Final = "[{name} was cut: {missing:,} bytes are missing above and were not kept]"
+CUT_OUTPUT_LOST: Final = (
+    "[{name} was cut: {missing:,} bytes are missing above and were not kept]"
+)
 
 _RESULT_ROOM: Final = MAX_TOOL_OUTPUT_BYTES - 1_000
 
 
 async def _describe_command(arguments: Mapping[str, Json], ctx: ToolContext) -> str:
     del ctx
+    await trio.lowlevel.checkpoint()
     return _command(arguments)
 
 
@@ -69,6 +75,7 @@ def _command(arguments: Mapping[str, Json]) -> str:
 async def run_command(
     command: str,
     ctx: ToolContext,
+    *,
     timeout: Annotated[float, Meta(gt=0, le=3_600)] = COMMAND_TIMEOUT,  # noqa: ASYNC109
 ) -> ToolResult:
     """Run a shell command in the workspace; returns its exit code and output.
