@@ -380,7 +380,7 @@ ALLOWED_ENDINGS = {
 @pytest.mark.parametrize("status", list(ALLOWED_ENDINGS))
 @pytest.mark.parametrize("outcome", ["finished", "failed", "denied", "not_started", "unknown"])
 def test_a_call_ends_once_and_only_as_its_life_allows(status: str, outcome: str) -> None:
-    was = {"status": status, "outcome": "failed" if status == "ended" else None}
+    was: dict[str, Any] = {"status": status, "outcome": "failed" if status == "ended" else None}
     change = ch.CallEnded(call_id="c", outcome=outcome, output="o")  # type: ignore[arg-type]
     checkpoint = executing(tool_call(**was))
     if outcome in ALLOWED_ENDINGS[status]:
