@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Final
 
 import msgspec
 
@@ -13,12 +14,18 @@ from trio_agent.protocol.limits import MAX_CAPABILITY_INPUT_BYTES
 from trio_agent.protocol.ops import Abort, ApprovedForSession, Decision, Denied
 from trio_agent.protocol.text import cut_end, replace_surrogates
 from trio_agent.sandbox.approval import Ruling, rule
-from trio_agent.state.changes import ApprovalDecided, CallEnded, GrantAdded
+from trio_agent.state.changes import (
+    ApprovalDecided,
+    CallEnded,
+    GrantAdded,
+    TurnInterrupted,
+)
 from trio_agent.state.checkpoint import Checkpoint, ToolCall
 from trio_agent.tools.base import ToolContext
 from trio_agent.tools.catalog import Registered
 
-REASON = "tool {name!r} needs approval under the policy {policy!r}"
+ABORTED: Final = "ended by the user instead of an approval"
+REASON: Final = "tool {name!r} needs approval under the policy {policy!r}"
 
 
 def grant_key(registered: Registered, call: ToolCall) -> str:
@@ -63,16 +70,16 @@ async def summary_of(registered: Registered, call: ToolCall, ctx: ToolContext) -
 
 
 def decision_parts(opening: Opening, call: ToolCall, decision: Decision) -> list[Part]:
-    """Return what an answer changes. An `Abort` ends the turn besides, elsewhere."""
+    """Return what an answer changes; a refused call has its outcome in the same commit."""
     parts: list[Part] = [ApprovalDecided(call_id=call.call_id, decision=decision)]
     if isinstance(decision, Denied):
         reason = decision.rejection.strip()
         text = texts.DENIED_WITH_REASON.format(reason=reason) if reason else texts.DENIED
         parts.append(CallEnded(call_id=call.call_id, outcome="denied", output=text))
     elif isinstance(decision, Abort):
-        parts.append(
-            CallEnded(call_id=call.call_id, outcome="denied", output=texts.ABORTED_BY_USER)
-        )
+        text = texts.ABORTED_BY_USER
+        parts.append(CallEnded(call_id=call.call_id, outcome="denied", output=text))
+        parts.append(TurnInterrupted(reason=ABORTED))
     elif isinstance(decision, ApprovedForSession):
         registered = opening.catalog.get(call.name)
         if registered is not None:

@@ -1,4 +1,4 @@
-"""`create_agent` and `run_agent`: the life of a session, from its opening to its last commit."""
+"""`create_agent` and `run_agent`: the life of a session from opening to last commit."""
 
 from __future__ import annotations
 

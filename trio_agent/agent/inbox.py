@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import Self
 
 import attrs
 import outcome
@@ -191,7 +192,7 @@ class AgentSender:
         """Close this sender, not its clones. Not a checkpoint."""
         self._channel.close()
 
-    def __enter__(self) -> AgentSender:
+    def __enter__(self) -> Self:
         """Return itself."""
         return self
 

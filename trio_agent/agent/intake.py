@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import assert_never
+from typing import Final, assert_never
 
 import attrs
 import outcome
 
-from trio_agent.agent.consent import decision_parts
+from trio_agent.agent.consent import ABORTED, decision_parts
 from trio_agent.agent.inbox import Envelope, Inbox, over
 from trio_agent.agent.opening import Opening, describe, logger, parts_of
 from trio_agent.agent.runner import Runner, began_by
@@ -40,6 +40,7 @@ from trio_agent.state.changes import (
     QueueCancelled,
     QueueEdited,
     RouteChanged,
+    TurnInterrupted,
 )
 from trio_agent.state.checkpoint import Checkpoint, QueuedMessage
 from trio_agent.state.intake import (
@@ -51,6 +52,8 @@ from trio_agent.state.intake import (
     is_idle,
 )
 from trio_agent.store.base import CheckpointStore, Receipt, SessionSummary
+
+INTERRUPTED: Final = "interrupted"
 
 
 @attrs.define(eq=False, repr=False)
@@ -148,14 +151,13 @@ class Intake:
                 self.withdrawn.add(op.submission_id)
                 self.runner.unsettle(op.submission_id)
             case Interrupt():
-                self.runner.interrupt(op.turn_id, submission.id)
+                self.runner.interrupt(op.turn_id, submission.id, INTERRUPTED)
             case ExecApproval():
                 turn = self.runner.turn
                 if turn is not None:
                     turn.wake()
                     if isinstance(op.decision, Abort):
-                        reason = "aborted instead of an approval"
-                        self.runner.interrupt(turn.turn_id, submission.id, reason)
+                        self.runner.interrupt(turn.turn_id, submission.id, ABORTED)
             case CapabilityCommand():
                 nursery = self.opening.nursery
                 assert nursery is not None
@@ -212,11 +214,12 @@ class _Acceptance:
             case CancelQueued():
                 return [accepted, QueueCancelled(submission_id=op.submission_id)]
             case Interrupt():
-                return [accepted]
+                return [accepted, TurnInterrupted(reason=INTERRUPTED)]
             case ExecApproval():
                 call = find_approval(checkpoint, op.id)
                 assert call is not None
-                return [accepted, *decision_parts(self.intake.opening, call, op.decision)]
+                parts = decision_parts(self.intake.opening, call, op.decision)
+                return [accepted, *parts]
             case SetModel():
                 return self._set_model(op)
             case ResumeSession():
@@ -264,8 +267,8 @@ class _Acceptance:
         if isinstance(routing, Refuse):
             return Refusal(code=routing.code, message=routing.message)
         if len(checkpoint.queue) >= MAX_QUEUED_MESSAGES:
-            message = f"{MAX_QUEUED_MESSAGES} messages wait already"
-            return Refusal(code="queue_full", message=message)
+            full = f"{MAX_QUEUED_MESSAGES} messages wait already"
+            return Refusal(code="queue_full", message=full)
         steer = routing.boundary == "steer"
         message = QueuedMessage(
             owner=handler,

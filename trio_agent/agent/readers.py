@@ -164,10 +164,10 @@ class Reader:
                 self.position = event.sequence
                 return event
             self.position = max(self.position, self._page_end)
-            event = self._tail.after(self.position)
-            if event is not None:
-                self.position = event.sequence
-                return event
+            live = self._tail.after(self.position)
+            if live is not None:
+                self.position = live.sequence
+                return live
             if self.position < self._tail.last:
                 gap = await self._read()
                 if gap is not None:

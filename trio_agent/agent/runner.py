@@ -47,7 +47,7 @@ class Runner:
             self._preparing[1].cancel(reason=FRONTEND_GONE)
         self.wake()
 
-    def interrupt(self, turn_id: str, cause: str, reason: str = "interrupted") -> None:
+    def interrupt(self, turn_id: str, cause: str, reason: str) -> None:
         """Abort the turn of that id, if it still runs, and watch that it stops."""
         turn = self.turn
         if turn is not None and turn.turn_id == turn_id and not turn.interrupted:
@@ -193,7 +193,7 @@ class Runner:
 def began_by(
     opening: Opening, turn: Turn, message: QueuedMessage, effects: Effects, *, refused: bool
 ) -> list[Part]:
-    """Return the beginning of the turn that *message* starts; nothing of a refused one is kept."""
+    """Return the beginning of the turn of *message*; nothing of a refused one is kept."""
     hidden = tuple(item for item in effects.items if isinstance(item, UserItem))
     route = opening.session.checkpoint.model_route or opening.router.default_route
     began = TurnBegan(

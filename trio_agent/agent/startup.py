@@ -206,8 +206,8 @@ def _check_queue(checkpoint: Checkpoint, stack: MiddlewareStack) -> None:
     for message in checkpoint.queue:
         if message.owner != stack.handler_name:
             raise CheckpointError(
-                f"message {message.id!r} waits for the middleware {message.owner!r}, which is not"
-                f" configured; {stack.handler_name!r} handles messages now"
+                f"message {message.id!r} waits for the middleware {message.owner!r}, which is"
+                f" not configured; {stack.handler_name!r} handles messages now"
             )
 
 

@@ -24,6 +24,7 @@ import msgspec
 import trio
 
 from trio_agent.agent.consent import (
+    ABORTED,
     REASON,
     decision_parts,
     ruling_of,
@@ -350,7 +351,7 @@ class Batch:
 
         events = await opening.session.transact(answer, cause=turn.submission_id)
         if events and isinstance(decision, Abort):
-            turn.interrupt("aborted by the approval handler")
+            turn.interrupt(ABORTED)
         self.wake()
 
     # --- one call
@@ -424,9 +425,9 @@ class Batch:
             names = ", ".join(one.name for one in opening.catalog.definitions()) or "none"
             return "failed", texts.UNKNOWN_TOOL.format(name=call.name, available=names)
         permissions = ruling_of(opening, opening.session.checkpoint, call).permissions
-        seconds = registered.timeout
-        limit = trio.CancelScope(deadline=trio.current_time() + (seconds or float("inf")))
-        result: str | ToolResult | None = None
+        seconds = float("inf") if registered.timeout is None else registered.timeout
+        limit = trio.CancelScope(deadline=trio.current_time() + seconds)
+        result: object = None
         try:
             ctx = self._context(registered, call, permissions)
             with limit:
@@ -437,7 +438,7 @@ class Batch:
             if not isinstance(exc, SandboxError):
                 logger.warning("tool %r failed", call.name, exc_info=exc)
             return "failed", describe(exc)
-        if result is None:
+        if limit.cancelled_caught:
             if registered.effect == "read_only":
                 return "failed", texts.READ_ONLY_TIMED_OUT.format(seconds=seconds)
             return "unknown", texts.TIMED_OUT.format(seconds=seconds)
@@ -449,10 +450,10 @@ class Batch:
             return "failed", f"the call ended, but its durable state was not kept: {exc}"
         if isinstance(result, ToolResult):
             return ("failed" if result.is_error else "finished"), result.output
-        if not isinstance(result, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            kind = type(result).__name__
-            return "failed", f"the tool returned {kind}, not text; what it did is done"
-        return "finished", result
+        if isinstance(result, str):
+            return "finished", result
+        kind = type(result).__name__
+        return "failed", f"the tool returned {kind}, not text; what it did is done"
 
     async def _enter(
         self, registered: Registered, call: ToolCall, ctx: ToolContext

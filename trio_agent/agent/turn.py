@@ -9,6 +9,7 @@ two saves.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import attrs
 import trio
@@ -138,7 +139,7 @@ class Turn:
         def close(checkpoint: Checkpoint) -> Sequence[Part]:
             now = self.opening.now_ms()
             step = StepEnded(outcome="failed", completed_at_ms=now)
-            failed = ending.failure is not None
+            failure = ending.failure
             known: Known = {} if self._batch is None else self._batch.known()
             changes = close_turn(
                 checkpoint,
@@ -146,10 +147,10 @@ class Turn:
                 finish_reason=ending.finish_reason,
                 reason=ending.reason,
                 now_ms=now,
-                step_outcome=step if failed else None,
+                step_outcome=None if failure is None else step,
                 known=known,
             )
-            error = [told(error_event(ending.failure), self.submission_id)] if failed else []
+            error = [] if failure is None else [told(error_event(failure), self.submission_id)]
             leftovers = [] if self._batch is None else self._batch.leftovers()
             return [*leftovers, *changes[:-1], *error, changes[-1]]
 
@@ -209,7 +210,9 @@ class Turn:
         if stack.has("pre_model") or stack.has("model_request"):
             return []
         active = checkpoint.active_execution
-        if active is None or phase_of(checkpoint) is not Phase.READY:
+        if active is None or active.interrupted is not None:
+            return []
+        if phase_of(checkpoint) is not Phase.READY:
             return []
         if self._steers(checkpoint) or self._over_limit(active):
             return []
@@ -298,15 +301,13 @@ class Turn:
                     )
                 except Exception:
                     # The message is consumed: it must not fail the next turn, too.
-                    await session.transact(lambda c, m=message: _dropped(c, m))
+                    await session.transact(partial(_dropped, message))
                     raise
-            await session.transact(
-                lambda c, m=message, e=effects, r=rejection: _joined(c, m, e, r),
-                cause=message.id,
-            )
+            join = partial(_joined, message, effects, rejection)
+            await session.transact(join, cause=message.id)
 
     async def _pre_model(self) -> bool:
-        """Run the hooks before a request; return whether the turn is over, or must start anew."""
+        """Run the hooks before a request; return whether it must not be made now."""
         session = self.opening.session
         checkpoint, effects = session.checkpoint, Effects()
         route = self._route(checkpoint)
@@ -472,8 +473,10 @@ class Turn:
 
     def _may_end(self, checkpoint: Checkpoint) -> bool:
         stack = self.opening.stack
-        hooked = stack.has("stop") or stack.has("turn_end")
-        return not hooked and not self._steers(checkpoint)
+        if stack.has("stop") or stack.has("turn_end") or self._steers(checkpoint):
+            return False
+        active = checkpoint.active_execution
+        return active is not None and active.interrupted is None
 
     def _completed(self, reason: FinishReason) -> TurnEnded:
         return TurnEnded(
@@ -513,7 +516,10 @@ class Turn:
             await self._turn_end_hooks(Ending("completed", reason))
 
         def end(checkpoint: Checkpoint) -> Sequence[Part]:
-            return [] if self._steers(checkpoint) else [self._completed(reason)]
+            active = checkpoint.active_execution
+            if self._steers(checkpoint) or (active is not None and active.interrupted):
+                return []
+            return [self._completed(reason)]
 
         await session.transact(end, cause=self.submission_id)
 
@@ -532,14 +538,14 @@ def _waits(checkpoint: Checkpoint, message: QueuedMessage) -> bool:
     return any(waiting == message for waiting in checkpoint.queue)
 
 
-def _dropped(checkpoint: Checkpoint, message: QueuedMessage) -> Sequence[Part]:
+def _dropped(message: QueuedMessage, checkpoint: Checkpoint) -> Sequence[Part]:
     if not _waits(checkpoint, message):
         return []
     return [QueueCancelled(submission_id=message.id)]
 
 
 def _joined(
-    checkpoint: Checkpoint, message: QueuedMessage, effects: Effects, rejection: str | None
+    message: QueuedMessage, effects: Effects, rejection: str | None, checkpoint: Checkpoint
 ) -> Sequence[Part] | Refusal:
     if not _waits(checkpoint, message):
         return []  # edited or taken back while the hooks ran

@@ -115,7 +115,7 @@ class CallsBegan(Record):
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class CallEnded(Record):
-    """A call, begun or not, has its outcome; ``hidden`` goes behind the outputs of the batch."""
+    """A call, begun or not, has its outcome; ``hidden`` goes behind the batch's outputs."""
 
     call_id: str
     outcome: CallOutcome
@@ -148,7 +148,7 @@ class ApprovalDecided(Record):
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class BatchSettled(Record):
-    """All calls have ended: the outputs join the context in call order, then what hooks added."""
+    """All calls have ended: their outputs join the context in call order, then the hidden."""
 
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
@@ -156,6 +156,13 @@ class TurnContinued(Record):
     """A stop hook made the model go on; happens once a turn at most."""
 
     prompt: Item
+
+
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class TurnInterrupted(Record):
+    """Somebody asked for the end of the turn: from now on it can only be closed."""
+
+    reason: str
 
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
@@ -229,6 +236,7 @@ Change: TypeAlias = (
     | ApprovalDecided
     | BatchSettled
     | TurnContinued
+    | TurnInterrupted
     | TurnEnded
     | RouteChanged
     | MetadataReplaced

@@ -107,7 +107,8 @@ class ActiveExecution(Record):
     ``next_model_step`` is the number of completed steps, ``attempts`` how often
     the next one was tried. ``completing`` is set when the model has ended the turn
     and only stop hooks stand before its end; ``stop_hook_active`` when one of them
-    has already made it go on.
+    has already made it go on. ``interrupted`` is the reason for which somebody has
+    asked for its end.
     """
 
     submission_id: str
@@ -122,6 +123,7 @@ class ActiveExecution(Record):
     route: str | None = None
     completing: FinishReason | None = None
     stop_hook_active: bool = False
+    interrupted: str | None = None
 
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)

@@ -54,6 +54,7 @@ from trio_agent.state.changes import (
     TurnBegan,
     TurnContinued,
     TurnEnded,
+    TurnInterrupted,
     UsageCounted,
 )
 from trio_agent.state.checkpoint import (
@@ -92,8 +93,10 @@ ALWAYS: Final[frozenset[type[Change]]] = frozenset(
 
 TRANSITIONS: Final[dict[Phase, frozenset[type[Change]]]] = {
     Phase.IDLE: frozenset({TurnBegan, ContextChanged}),
-    Phase.READY: frozenset({StepBegan, SteerJoined, ContextChanged, TurnEnded}),
-    Phase.REQUESTING: frozenset({StepEnded}),
+    Phase.READY: frozenset(
+        {StepBegan, SteerJoined, ContextChanged, TurnInterrupted, TurnEnded}
+    ),
+    Phase.REQUESTING: frozenset({StepEnded, TurnInterrupted}),
     Phase.EXECUTING: frozenset(
         {
             CallsBegan,
@@ -102,9 +105,12 @@ TRANSITIONS: Final[dict[Phase, frozenset[type[Change]]]] = {
             ApprovalAsked,
             ApprovalDecided,
             BatchSettled,
+            TurnInterrupted,
         }
     ),
-    Phase.COMPLETING: frozenset({TurnContinued, SteerJoined, ContextChanged, TurnEnded}),
+    Phase.COMPLETING: frozenset(
+        {TurnContinued, SteerJoined, ContextChanged, TurnInterrupted, TurnEnded}
+    ),
 }
 
 
@@ -157,6 +163,10 @@ def advance(checkpoint: Checkpoint, change: Change) -> Checkpoint:
             return _settle(checkpoint)
         case TurnContinued():
             return _continue(checkpoint, change)
+        case TurnInterrupted():
+            active = _execution(checkpoint)
+            active = attrs.evolve(active, interrupted=active.interrupted or change.reason)
+            return attrs.evolve(checkpoint, active_execution=active)
         case TurnEnded():
             return _end_turn(checkpoint, change)
         case RouteChanged():

@@ -47,6 +47,7 @@ from trio_agent.state.changes import (
     TurnBegan,
     TurnContinued,
     TurnEnded,
+    TurnInterrupted,
     UsageCounted,
 )
 from trio_agent.state.checkpoint import ActiveExecution, Checkpoint, ToolCall
@@ -116,6 +117,7 @@ def narrate(before: Checkpoint, change: Change, after: Checkpoint) -> list[Told]
             | CallReadmitted()
             | BatchSettled()
             | TurnContinued()
+            | TurnInterrupted()
             | MetadataReplaced()
             | StateSaved()
             | GrantAdded()

@@ -61,9 +61,21 @@ def recover(
     """Return the changes that settle a session whose last process died.
 
     None are needed for a session that is idle, that waits for approvals, or that
-    stood between two steps: it just goes on. Settling twice changes nothing more.
+    stood between two steps: it just goes on. A turn whose interruption was accepted is
+    closed, whatever the policy. Settling twice changes nothing more.
     """
     known = known or {}
+    active = checkpoint.active_execution
+    if active is not None and active.interrupted is not None:
+        return close_turn(
+            checkpoint,
+            outcome="aborted",
+            finish_reason="interrupted",
+            reason=active.interrupted,
+            now_ms=now_ms,
+            known=known,
+            restarted=True,
+        )
     match phase_of(checkpoint):
         case Phase.IDLE | Phase.READY | Phase.COMPLETING:
             return []
@@ -120,6 +132,7 @@ def close_turn(
     now_ms: int,
     step_outcome: StepEnded | None = None,
     known: Known | None = None,
+    restarted: bool = False,
 ) -> list[Change]:
     """Return the changes that end the running turn from wherever it stands.
 
@@ -131,6 +144,7 @@ def close_turn(
         now_ms: The wall clock.
         step_outcome: How a running model step ends; default: interrupted.
         known: Outcomes of begun calls that ended and were not committed yet.
+        restarted: Whether the process that ran the turn has died.
     """
     if checkpoint.active_execution is None:
         return []
@@ -138,7 +152,7 @@ def close_turn(
     if checkpoint.active_model_step is not None:
         changes.append(step_outcome or StepEnded(outcome="interrupted", completed_at_ms=now_ms))
     if checkpoint.pending_tools:
-        changes.extend(_close_calls(checkpoint, known or {}, restarted=False))
+        changes.extend(_close_calls(checkpoint, known or {}, restarted=restarted))
         changes.append(BatchSettled())
     changes.append(
         TurnEnded(
