@@ -255,6 +255,7 @@ class ResponsesReader:
         self._limit = OutputLimit()
         self._slots: dict[int, _Slot] = {}
         self._complete: dict[int, Json] = {}
+        self._ids: dict[str, int] = {}
         self._reason: OutputReason = "stop"
         self._usage = TokenUsage()
         self._end_turn = True
@@ -278,9 +279,9 @@ class ResponsesReader:
                 item = event.get("item")
                 if member(item, "type") == "function_call":
                     self._limit.add_call()
-                self._slots[_index(event)] = _Slot(item)
+                self._slots[self._place(event)] = _Slot(item)
             case "response.output_item.done":
-                self._complete[_index(event)] = event.get("item")
+                self._complete[self._place(event)] = event.get("item")
             case "response.completed" | "response.incomplete":
                 self._end(event.get("response"))
             case "response.failed":
@@ -293,8 +294,16 @@ class ResponsesReader:
                 pass  # progress of things that other events tell better
         return ()
 
+    def _place(self, event: dict[str, Json]) -> int:
+        """Return the place of an event's item: its number, else the order of the ids."""
+        index = event.get("output_index")
+        if isinstance(index, int):
+            return index
+        item_id = text_member(event, "item_id") or text_member(event, "item", "id")
+        return self._ids.setdefault(item_id, len(self._ids))
+
     def _slot(self, event: dict[str, Json]) -> _Slot:
-        index = _index(event)
+        index = self._place(event)
         slot = self._slots.get(index)
         if slot is None:
             slot = self._slots[index] = _Slot({"type": "message"})
@@ -327,8 +336,12 @@ class ResponsesReader:
         if member(response, "status") == "incomplete":
             cause = text_member(response, "incomplete_details", "reason")
             self._reason = _REASONS.get(cause, "length")
+        # The last event repeats the items; it is asked only for those that it alone has.
+        all_in_one = not self._slots and not self._complete
         for index, item in enumerate(list_member(response, "output")):
-            self._complete.setdefault(index, item)
+            place = self._ids.get(text_member(item, "id"), index)
+            if all_in_one or place in self._slots:
+                self._complete.setdefault(place, item)
 
     def finish(self) -> ModelOutput:
         """See `AnswerReader.finish`."""
@@ -345,6 +358,8 @@ class ResponsesReader:
                     continue
                 item = _partial(slot)
             found, refusal = self._item(cast("dict[str, Json]", item))
+            if not found and slot is not None and slot.pieces:
+                found, _ = self._item(_partial(slot))  # what was emitted counts
             refused = refused or refusal
             items.extend(found)
         for item in items:
@@ -410,11 +425,6 @@ class ResponsesReader:
         return ReasoningItem(
             text=text, sealed=Sealed(provider=self._binding, data=_whole(kept))
         )
-
-
-def _index(event: dict[str, Json]) -> int:
-    index = event.get("output_index")
-    return index if isinstance(index, int) else 0
 
 
 def _partial(slot: _Slot) -> dict[str, Json]:
