@@ -34,10 +34,9 @@ _SUMMARY: Final = (
     " FROM session JOIN label ON label.session=session.id"
 )
 
-_SEARCH: Final = _SUMMARY + (
+_HOLDS: Final = (
     " WHERE holds(title) OR holds(first_user_message) OR EXISTS(SELECT 1 FROM item"
     " WHERE item.session=session.id AND shown AND item_holds(kind, item.version, item.body))"
-    " ORDER BY changed DESC LIMIT ?"
 )
 
 
@@ -98,7 +97,9 @@ def search(connection: sqlite3.Connection, text: str, limit: int) -> tuple[Sessi
 
     connection.create_function("holds", 1, holds, deterministic=True)
     connection.create_function("item_holds", 3, item_holds, deterministic=True)
-    rows = connection.execute(_SEARCH, (limit,)).fetchall()
+    rows = connection.execute(
+        _SUMMARY + _HOLDS + " ORDER BY changed DESC LIMIT ?", (limit,)
+    ).fetchall()
     return tuple(map(_summary, rows))
 
 
@@ -124,15 +125,15 @@ def delete(connection: sqlite3.Connection, key: str) -> bool:
     if session is None:
         require_free(connection, key)
         return False
-    doomed = [
-        (row, name)
-        for row, name in connection.execute(
+    doomed: list[tuple[int, str]] = list(
+        connection.execute(
             "WITH RECURSIVE doomed(id, key) AS (VALUES(?,?) UNION"
-            " SELECT session.id, session.key FROM doomed JOIN label ON label.parent=doomed.key AND subagent"
+            " SELECT session.id, session.key FROM doomed"
+            " JOIN label ON label.parent=doomed.key AND subagent"
             " JOIN session ON session.id=label.session) SELECT id, key FROM doomed",
             (session.id, session.key),
         )
-    ]
+    )
     for _, name in doomed:
         require_free(connection, name)
     for row, name in doomed:

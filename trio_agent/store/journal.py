@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import attrs
 
@@ -213,7 +213,7 @@ def items(key: str, rows: Iterable[tuple[int, str, int, bytes, int]]) -> list[It
     try:
         for n, kind, version, body, check in rows:  # noqa: B007  # named by the error
             _check(seal(body, _SALTS.get(kind, 0)), check)
-            found.append(read_row(kind, version, body))  # type: ignore[arg-type]
+            found.append(cast("Item", read_row(kind, version, body)))
     except (ProtocolError, TypeError) as exc:
         raise _damaged(key, f"item {n}", exc) from exc
     return found
@@ -322,7 +322,7 @@ def transcript_page(
         ):
             if added not in found and len(found) > most:
                 break
-            found.setdefault(added, []).append(tuple(row))  # type: ignore[arg-type]
+            found.setdefault(added, []).append(tuple(row))
     batches = tuple(
         TranscriptBatch(sequence=added, items=tuple(items(key, reversed(rows))))
         for added, rows in list(found.items())[:most]

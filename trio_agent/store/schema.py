@@ -99,7 +99,7 @@ CREATE TABLE part(
     body BLOB NOT NULL,
     sum INTEGER NOT NULL,
     PRIMARY KEY(session, slot, ordinal)
-);
+) WITHOUT ROWID;
 CREATE TABLE event(
     session INTEGER NOT NULL REFERENCES session(id) ON DELETE CASCADE,
     sequence INTEGER NOT NULL,

@@ -73,7 +73,7 @@ class RunSync(Protocol):
     """The shape of `trio.to_thread.run_sync`."""
 
     def __call__(
-        self, sync_fn: Callable[..., T], *args: Any, limiter: trio.CapacityLimiter | None = None
+        self, sync_fn: Callable[..., T], /, *args: Any, limiter: trio.CapacityLimiter
     ) -> Awaitable[T]: ...
 
 
@@ -103,7 +103,8 @@ class SqliteCheckpoint:
             it survives the death of the process; the newest saves may be lost
             with the power, never in part.
         now_ms: The wall clock, for the times that a list shows; order never comes from it.
-        run_sync: Runs blocking calls; tests pass one that runs them in place.
+        run_sync: Runs blocking calls, `trio.to_thread.run_sync` by default; tests pass one
+            that runs them in place.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class SqliteCheckpoint:
         *,
         synchronous: Synchronous = "FULL",
         now_ms: Callable[[], int] = ambient.now_ms,
-        run_sync: RunSync = cast("RunSync", trio.to_thread.run_sync),
+        run_sync: RunSync | None = None,
     ) -> None:
         if synchronous not in {"FULL", "NORMAL"}:
             raise ConfigError(f"synchronous must be 'FULL' or 'NORMAL', not {synchronous!r}")
@@ -121,7 +122,7 @@ class SqliteCheckpoint:
         self._path = Path(path)
         self._synchronous: Synchronous = synchronous
         self._now_ms = now_ms
-        self._run_sync = run_sync
+        self._run_sync = run_sync or cast("RunSync", trio.to_thread.run_sync)
         self._write_limiter = trio.CapacityLimiter(1)
         self._read_limiter = trio.CapacityLimiter(READERS)
         self._opening = threading.Lock()
