@@ -72,7 +72,8 @@ _NO_OVERFLOW: Final = re.compile(
 """Words that make it a limit of another kind: a rate, or a bad parameter."""
 
 _CREDENTIAL: Final = re.compile(
-    r"(?i)(\b(?:bearer|basic)\s+|\bx-api-key\b[\"':=\s]+|\bauthorization\b[\"':=\s]+)\S+"
+    r"(?i)((?:\bx-api-key\b|\bauthorization\b)[\"':=\s]+(?:(?:bearer|basic)\s+)?"
+    r"|\b(?:bearer|basic)\s+)\S+"
     r"|\b(?:sk|pk|rk|xai|gsk|key|api)[-_][A-Za-z0-9*._-]{8,}"
 )
 

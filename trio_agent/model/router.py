@@ -61,9 +61,7 @@ class ModelRouter:
     ) -> None:
         self._models: dict[str, Model] = {}
         self._choices: dict[str, ModelChoice] = {}
-        self._fallbacks: dict[
-            str, tuple[tuple[str, ...], Callable[[ProviderError], bool]]
-        ] = {}
+        self._fallbacks: dict[str, tuple[tuple[str, ...], Callable[[ProviderError], bool]]] = {}
         self._users = 0
         self._opened = AsyncExitStack()
         self._lock: trio.Lock | None = None
@@ -133,9 +131,14 @@ class ModelRouter:
 
         Raises:
             UnknownError: If a route is not registered.
+            ConfigError: If *others* are none, or lead back to a route already tried.
         """
         for name in (route, *others):
             self.resolve(name)
+        if not others or len({route, *others}) <= len(others):
+            raise ConfigError(
+                f"the fallback of {route!r} must be other routes, each once; not {others!r}"
+            )
         self._fallbacks[route] = (others, on)
 
     def next_route(self, route: str, error: ProviderError, tried: frozenset[str]) -> str | None:

@@ -232,7 +232,7 @@ def token_count(value: Json, *path: str) -> int:
     """Return the number of tokens under *path*; 0 if the provider did not say.
 
     Raises:
-        ProviderError: If it is negative or larger than any answer can cost, so that
+        ProviderError: If it is negative, a fraction, or larger than any answer can cost, so that
             sums over a session stay in range.
     """
     found = member(value, *path)

@@ -116,7 +116,9 @@ async def test_foreign_sealed_parts_are_refused_and_own_parts_pass() -> None:
 
 async def test_tools_need_distinct_names_and_object_schemas() -> None:
     def tool(name: str, **schema: object) -> ToolDefinition:
-        return ToolDefinition(name=name, description="", parameters={"type": "object", **schema})
+        return ToolDefinition(
+            name=name, description="", parameters={"type": "object", **schema}
+        )
 
     for tools in ((tool("a"), tool("a")), (tool("a", type="string"),)):
         with pytest.raises(ProviderError):
