@@ -3,8 +3,9 @@
 import logging
 
 from trio_agent.agent.create import create_agent, run_agent
-from trio_agent.agent.handle import Agent, Snapshot, TurnResult
+from trio_agent.agent.handle import Agent, Snapshot
 from trio_agent.agent.inbox import AgentSender
+from trio_agent.agent.watch import TurnResult
 from trio_agent.config import AgentConfig
 from trio_agent.errors import (
     AgentError,

@@ -25,10 +25,10 @@ def raise_for_caller(raised: BaseException, theirs: BaseException | None) -> NoR
         raised: What came out of the session's nursery.
         theirs: What the caller's block raised, if it did.
     """
-    known = set() if theirs is None else {id(leaf) for leaf in _leaves(theirs)}
+    own = [] if theirs is None else list(_leaves(theirs))
+    known = {id(leaf) for leaf in own}
     ours = [leaf for leaf in _leaves(raised) if id(leaf) not in known]
     failures = [leaf for leaf in ours if not isinstance(leaf, trio.Cancelled)]
-    own = [] if theirs is None else list(_leaves(theirs))
     for leaf in own + failures:
         if not isinstance(leaf, (Exception, trio.Cancelled)):
             _reraise(leaf)  # KeyboardInterrupt and its kind come before anything else

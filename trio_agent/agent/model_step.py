@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import attrs
 import msgspec
 import trio
@@ -19,7 +21,7 @@ from trio_agent.protocol import limits, texts
 from trio_agent.protocol.codec import parse_json
 from trio_agent.protocol.events import AgentMessageDelta, AgentReasoningDelta, EventMsg
 from trio_agent.protocol.items import AssistantItem, Item, Phase, ReasoningItem, ToolCallItem
-from trio_agent.protocol.text import cut_end, replace_surrogates, utf8_length
+from trio_agent.protocol.text import Json, cut_end, replace_surrogates, utf8_length
 from trio_agent.protocol.usage import TokenUsage
 from trio_agent.state.checkpoint import ToolCall
 from trio_agent.tools.catalog import Catalog
@@ -111,7 +113,7 @@ def check_output(output: object) -> None:
     if calls > limits.MAX_TOOL_CALLS:
         raise ProviderError(f"{calls} tool calls; at most {limits.MAX_TOOL_CALLS} are allowed")
     try:
-        TokenUsage() + output.usage  # checks the range of every part
+        _ = TokenUsage() + output.usage  # checks the range of every part
         size = len(msgspec.json.encode(output))
     except UnicodeEncodeError:
         size = 0  # half characters are replaced later
@@ -182,7 +184,7 @@ def _add_call(
     answer: Answer, item: ModelCall, catalog: Catalog, call_id: str, *, cut: bool
 ) -> None:
     fault: str | None = None
-    arguments: object = {}
+    parsed: Json = {}
     if cut:
         fault = texts.CUT_ARGUMENTS
     elif len(item.arguments.encode(errors="replace")) > limits.MAX_ARGUMENT_BYTES:
@@ -190,12 +192,13 @@ def _add_call(
         fault = texts.BAD_ARGUMENTS.format(problem=most)
     else:
         try:
-            arguments = parse_json(item.arguments.strip() or "{}", name="arguments")
+            parsed = parse_json(item.arguments.strip() or "{}", name="arguments")
         except ProtocolError as exc:
             fault = texts.BAD_ARGUMENTS.format(problem=exc)
-    if not isinstance(arguments, dict):
-        fault = texts.BAD_ARGUMENTS.format(problem=f"a {type(arguments).__name__}")
-        arguments = {}
+    if not isinstance(parsed, dict):
+        fault = texts.BAD_ARGUMENTS.format(problem=f"a {type(parsed).__name__}")
+        parsed = {}
+    arguments = cast("dict[str, Json]", parsed)
     name = cut_end(replace_surrogates(item.name), limits.MAX_NAME_BYTES)
     registered = catalog.get(name)
     if registered is None and fault is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from typing import cast
 
 import attrs
 import trio
@@ -67,7 +68,7 @@ class Opening:
     def tool_state(self, name: str) -> dict[str, Json]:
         """Return the one live copy of a tool's durable state in this session."""
         if name not in self.tool_states:
-            saved = self.session.checkpoint.states.get(f"tool:{name}") or {}
+            saved: dict[str, Json] = self.session.checkpoint.states.get(f"tool:{name}") or {}
             self.tool_states[name] = copy.deepcopy(saved)
         return self.tool_states[name]
 
@@ -100,7 +101,8 @@ def error_event(exc: BaseException) -> Error:
 def describe(exc: BaseException) -> str:
     """Return *exc* in at most 2 KiB; of a group, every leaf."""
     if isinstance(exc, BaseExceptionGroup):
-        text = "; ".join(describe(one) for one in exc.exceptions)
+        group = cast("BaseExceptionGroup[BaseException]", exc)
+        text = "; ".join(describe(one) for one in group.exceptions)
     elif isinstance(exc, AgentError):
         text = str(exc) or exc.kind
     else:

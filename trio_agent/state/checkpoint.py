@@ -197,7 +197,7 @@ class Checkpoint(Record):
     session_id: str
     sequence: int = 0
     session_context: SessionContext = SessionContext()
-    metadata: Mapping[str, Json] = attrs.field(factory=dict)
+    metadata: Mapping[str, Json] = attrs.field(factory=dict[str, Json])
     role: AgentRole = AgentRole()
     first_user_message: str | None = None
     model_route: str | None = None
@@ -211,7 +211,7 @@ class Checkpoint(Record):
     pending_tools: tuple[ToolCall, ...] = ()
     execution_stats: ExecutionStats = ExecutionStats()
     grants: tuple[str, ...] = ()
-    states: Mapping[str, Json] = attrs.field(factory=dict)
+    states: Mapping[str, Json] = attrs.field(factory=dict[str, Json])
     instructions_digest: str | None = None
     tools_digest: str | None = None
 

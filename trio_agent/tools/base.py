@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import attrs
+import trio
 
 from trio_agent.errors import ToolError
 from trio_agent.model.base import ToolDefinition
@@ -63,7 +64,7 @@ class ToolContext:
     workspace: Path | None = None
     sandbox: BoundSandbox | None = None
     state: dict[str, Json] = attrs.field(factory=dict[str, Json])
-    _report: Report | None = None
+    _report: Report | None = attrs.field(default=None, alias="report")
 
     async def report(self, message: str, fraction: float | None = None) -> None:
         """Tell readers how far this call is. A checkpoint; never slowed by a reader.
@@ -72,7 +73,9 @@ class ToolContext:
             message: One line.
             fraction: Between 0 and 1, if known.
         """
-        if self._report is not None:
+        if self._report is None:
+            await trio.lowlevel.checkpoint()
+        else:
             await self._report(message, fraction)
 
     def require_sandbox(self) -> BoundSandbox:
