@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Final, Literal, TypeAlias, assert_never
 
 import attrs
+import msgspec
 
 from trio_agent.errors import SubmissionRejectedError
 from trio_agent.protocol import limits
@@ -243,6 +244,10 @@ def _check_decision(decision: Decision) -> None:
         check_text(decision.rejection, name="rejection", limit=size)
     elif isinstance(decision, Approved) and decision.arguments is not None:
         check_json(decision.arguments, name="arguments")
+        size = len(msgspec.json.encode(decision.arguments))
+        if size > limits.MAX_ARGUMENT_BYTES:
+            most = f"{limits.MAX_ARGUMENT_BYTES:,}"
+            raise ValueError(f"arguments have {size:,} bytes; at most {most} are allowed")
 
 
 def _check_user_input(op: UserInput) -> None:
