@@ -189,8 +189,8 @@ def _cut(connection: sqlite3.Connection, session: SessionRow, after: Checkpoint)
         "INSERT INTO epoch VALUES(?,?,?,?)", (session.id, epoch, after.sequence, session.start)
     )
     head = write_head(after)
-    (stats,) = connection.execute(
-        "SELECT stats FROM session WHERE id=?", (session.id,)
+    stats, small = connection.execute(
+        "SELECT stats, small FROM session WHERE id=?", (session.id,)
     ).fetchone()
     connection.execute(
         "UPDATE session SET sequence=?, epoch=?, length=?, version=?, head=?, sum=? WHERE id=?",
@@ -200,7 +200,7 @@ def _cut(connection: sqlite3.Connection, session: SessionRow, after: Checkpoint)
             length,
             CODEC_VERSION,
             head,
-            session_sum(head, stats, after.sequence, epoch, length),
+            session_sum(head, stats, small, (after.sequence, epoch, length)),
             session.id,
         ),
     )

@@ -33,7 +33,15 @@ from trio_agent.store.base import (
     TranscriptBatch,
     TranscriptPage,
 )
-from trio_agent.store.rows import Head, read_head, read_part, read_row, whole
+from trio_agent.store.rows import (
+    Head,
+    Small,
+    read_head,
+    read_part,
+    read_row,
+    read_small,
+    whole,
+)
 from trio_agent.store.saving import (
     CALLS,
     QUEUE,
@@ -137,7 +145,7 @@ def load(connection: sqlite3.Connection, key: str) -> Base | None:
 def load_row(connection: sqlite3.Connection, session: SessionRow) -> Base:
     """Do the work of `load` inside a transaction."""
     with _blamed(session.key, "the checkpoint"):
-        head = _head(connection, session)
+        head, small = _head(connection, session)
     queue = _parts(connection, session, QUEUE, QueuedMessage)
     calls = _parts(connection, session, CALLS, ToolCall)
     context = items(
@@ -148,7 +156,13 @@ def load_row(connection: sqlite3.Connection, session: SessionRow) -> Base:
             (session.id, session.start),
         ),
     )
-    checkpoint = whole(head, context, queue.records, calls.records, length=session.length)
+    checkpoint = whole(
+        head,
+        context,
+        small.queue + queue.records,
+        small.pending_tools + calls.records,
+        length=session.length,
+    )
     validate_checkpoint(checkpoint)
     found = connection.execute("SELECT digest FROM content_use WHERE session=?", (session.id,))
     return attrs.evolve(
@@ -160,9 +174,9 @@ def load_row(connection: sqlite3.Connection, session: SessionRow) -> Base:
     )
 
 
-def _head(connection: sqlite3.Connection, session: SessionRow) -> Head:
-    version, body, stats, check = connection.execute(
-        "SELECT version, head, stats, sum FROM session WHERE id=?", (session.id,)
+def _head(connection: sqlite3.Connection, session: SessionRow) -> tuple[Head, Small]:
+    version, body, stats, small, check = connection.execute(
+        "SELECT version, head, stats, small, sum FROM session WHERE id=?", (session.id,)
     ).fetchone()
     label = connection.execute(
         "SELECT first_user_message, context, version, body, sum FROM label WHERE session=?",
@@ -171,7 +185,8 @@ def _head(connection: sqlite3.Connection, session: SessionRow) -> Head:
     if label is None:
         raise CorruptStoreError(f"session {session.key!r} has no labels")
     first, context, cold_version, cold, cold_check = label
-    _check(session_sum(body, stats, session.sequence, session.epoch, session.length), check)
+    numbers = (session.sequence, session.epoch, session.length)
+    _check(session_sum(body, stats, small, numbers), check)
     _check(label_sum(first, context, cold), cold_check)
     head = read_head(
         body,
@@ -181,10 +196,10 @@ def _head(connection: sqlite3.Connection, session: SessionRow) -> Head:
         first_user_message=first,
         execution_stats=stats,
     )
-    numbers = (session.key, session.sequence, session.epoch)
-    if (head.session_id, head.sequence, head.context_epoch) != numbers:
+    named = (head.session_id, head.sequence, head.context_epoch)
+    if named != (session.key, session.sequence, session.epoch):
         raise CorruptStoreError(f"session {session.key!r}: its numbers contradict each other")
-    return head
+    return head, read_small(version, small or b"")
 
 
 def _parts(

@@ -47,7 +47,7 @@ _SET: Final = (
     "UPDATE session SET sequence=?, epoch=?, start=CASE WHEN ? THEN items+1 ELSE start END,"
     " length=?, items=items+?, event_sequence=event_sequence+?, token_before=token_sequence,"
     " token_sequence=CASE WHEN ?>0 THEN event_sequence+? ELSE token_sequence END,"
-    " updated_at_ms=?, version=?, head=?, stats=?, sum=?"
+    " updated_at_ms=?, version=?, head=?, stats=?, small=?, sum=?"
 )
 _WHERE: Final = " WHERE id=? AND key=? AND sequence=? AND epoch=? AND length=?"
 _LEASED: Final = " AND ?=(SELECT incarnation FROM claim WHERE claim.key=session.key)"
@@ -63,8 +63,8 @@ _ADVANCE: Final = {
 }
 _CREATE: Final = (
     "INSERT INTO session(key, sequence, first_sequence, epoch, start, length, items,"
-    " event_sequence, token_sequence, changed, updated_at_ms, version, head, stats, sum)"
-    " VALUES(?,?,?,?,1,?,?,?,?,?,?,?,?,?,?) ON CONFLICT(key) DO NOTHING RETURNING id"
+    " event_sequence, token_sequence, changed, updated_at_ms, version, head, stats, small,"
+    " sum) VALUES(?,?,?,?,1,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT(key) DO NOTHING RETURNING id"
 )
 _GROW: Final = (
     "UPDATE session SET event_sequence=event_sequence+?, token_before=token_sequence,"
@@ -240,6 +240,7 @@ class Ledger:
                 CODEC_VERSION,
                 job.head,
                 job.stats,
+                job.small,
                 job.sum,
             ),
         ).fetchone()
@@ -268,6 +269,7 @@ class Ledger:
             CODEC_VERSION,
             job.head,
             job.stats,
+            job.small,
             job.sum,
         ]
         if moved:

@@ -83,6 +83,43 @@ class Head(Record):
         )
 
 
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class Small(Record):
+    """A queue and pending calls that are small enough to live in the session's row."""
+
+    queue: tuple[QueuedMessage, ...] = ()
+    pending_tools: tuple[ToolCall, ...] = ()
+
+
+SMALL_BYTES: Final = 1_024
+"""The most that a session's row takes in; it is rewritten by every save."""
+
+
+def write_small(checkpoint: Checkpoint) -> bytes | None:
+    """Return queue and pending calls as JSON text, or None if they need rows of their own."""
+    count = len(checkpoint.queue) + len(checkpoint.pending_tools)
+    if not count:
+        return b""
+    if count > SMALL_BYTES // 100:
+        return None
+    texts = sum(len(message.text) for message in checkpoint.queue)
+    texts += sum(len(call.output) for call in checkpoint.pending_tools)
+    if texts > SMALL_BYTES:
+        return None
+    small = Small(queue=checkpoint.queue, pending_tools=checkpoint.pending_tools)
+    body = msgspec.json.encode(small)
+    return body if len(body) <= SMALL_BYTES else None
+
+
+def read_small(version: int, body: bytes) -> Small:
+    """Decode what `write_small` wrote.
+
+    Raises:
+        ProtocolError: If it is anything else.
+    """
+    return read_part(Small, version, body) if body else Small()
+
+
 _SHARED: Final = tuple(
     field.name for field in attrs.fields(Head) if field.name not in {"queued", "pending"}
 )

@@ -21,7 +21,7 @@ from trio_agent.state.checkpoint import Checkpoint, ExecutionRecord, QueuedMessa
 from trio_agent.store.base import Lease
 from trio_agent.store.history import weave
 from trio_agent.store.numbering import Entry, arrange
-from trio_agent.store.rows import write_cold, write_head, write_row
+from trio_agent.store.rows import write_cold, write_head, write_row, write_small
 
 R = TypeVar("R", QueuedMessage, ToolCall)
 
@@ -46,9 +46,11 @@ def event_salt(kind: str, sequence: int, at_ms: int, submission_id: str | None) 
     return salt if submission_id is None else zlib.crc32(submission_id.encode(), salt)
 
 
-def session_sum(head: bytes, stats: bytes, sequence: int, epoch: int, length: int) -> int:
-    """Return the checksum of a session's row."""
-    return seal(head, seal(stats, zlib.crc32(b"%d.%d.%d" % (sequence, epoch, length))))
+def session_sum(
+    head: bytes, stats: bytes, small: bytes | None, numbers: tuple[int, int, int]
+) -> int:
+    """Return the checksum of a session's row; *numbers* are sequence, epoch and length."""
+    return seal(head, seal(stats, seal(small or b"", zlib.crc32(b"%d.%d.%d" % numbers))))
 
 
 @attrs.frozen
@@ -111,7 +113,8 @@ def change(
 class Base:
     """What this store last saw of a session; a save is compared with it.
 
-    ``checkpoint``, ``queue`` and ``calls`` are None if only the numbers are known.
+    ``checkpoint``, ``queue`` and ``calls`` are None if only the numbers are known;
+    the latter two are what has rows of its own.
     """
 
     row: int
@@ -153,6 +156,7 @@ class Save(Job):
     base: Base | None
     head: bytes
     stats: bytes
+    small: bytes | None
     sum: int
     cold: tuple[Any, ...] | None
     items: list[tuple[int, int | None, str, bytes, int]]
@@ -228,14 +232,15 @@ def prepare_save(
         cold = None
         if previous is None or cold_members(previous) != cold_members(checkpoint):
             cold = cold_row(checkpoint)
+        small = write_small(checkpoint)
         queue = change(
             None if base is None else base.queue,
-            checkpoint.queue,
+            checkpoint.queue if small is None else (),
             lambda message: (message.owner, message.id),
         )
         calls = change(
             None if base is None else base.calls,
-            checkpoint.pending_tools,
+            checkpoint.pending_tools if small is None else (),
             lambda call: call.call_id,
         )
         parts = [*_written(QUEUE, queue), *_written(CALLS, calls)]
@@ -253,7 +258,10 @@ def prepare_save(
         base=base,
         head=head,
         stats=stats,
-        sum=session_sum(head, stats, checkpoint.sequence, epoch, len(checkpoint.context)),
+        small=small,
+        sum=session_sum(
+            head, stats, small, (checkpoint.sequence, epoch, len(checkpoint.context))
+        ),
         cold=cold,
         items=items,
         queue=queue,

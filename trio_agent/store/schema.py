@@ -54,6 +54,7 @@ CREATE TABLE session(
     version INTEGER NOT NULL,
     head BLOB NOT NULL,
     stats BLOB NOT NULL,
+    small BLOB,
     sum INTEGER NOT NULL
 );
 CREATE UNIQUE INDEX session_changed ON session(changed);

@@ -35,7 +35,7 @@ from trio_agent.store.journal import (
 from trio_agent.store.ledger import stream_text
 from trio_agent.store.numbering import Stream
 from trio_agent.store.ownership import require_free
-from trio_agent.store.rows import Head, write_head, write_row
+from trio_agent.store.rows import Head, write_head, write_row, write_small
 from trio_agent.store.saving import (
     CALLS,
     QUEUE,
@@ -179,6 +179,7 @@ def _insert_numbers(
     connection: sqlite3.Connection, archive: Archive, checkpoint: Checkpoint
 ) -> int:
     head, stats = write_head(checkpoint), msgspec.json.encode(checkpoint.execution_stats)
+    small = write_small(checkpoint)
     epoch, length = checkpoint.context_epoch, len(checkpoint.context)
     tokens = [
         row.event.sequence for row in archive.events if isinstance(row.event.msg, TokenCount)
@@ -186,8 +187,8 @@ def _insert_numbers(
     (row,) = connection.execute(
         "INSERT INTO session(key, sequence, first_sequence, epoch, start, length, items,"
         " event_sequence, token_sequence, pruned_through, changed, updated_at_ms, version,"
-        " head, stats, sum) SELECT ?,?,?,?,?,?,?,?,?,?,"
-        " coalesce((SELECT max(changed) FROM session), 0)+1,?,?,?,?,? RETURNING id",
+        " head, stats, small, sum) SELECT ?,?,?,?,?,?,?,?,?,?,"
+        " coalesce((SELECT max(changed) FROM session), 0)+1,?,?,?,?,?,? RETURNING id",
         (
             checkpoint.session_id,
             checkpoint.sequence,
@@ -203,7 +204,8 @@ def _insert_numbers(
             CODEC_VERSION,
             head,
             stats,
-            session_sum(head, stats, checkpoint.sequence, epoch, length),
+            small,
+            session_sum(head, stats, small, (checkpoint.sequence, epoch, length)),
         ),
     ).fetchone()
     first, *cold = cold_row(checkpoint)
@@ -228,8 +230,9 @@ def _tables(
     row: int, archive: Archive, checkpoint: Checkpoint
 ) -> list[tuple[str, list[tuple[Any, ...]]]]:
     version = CODEC_VERSION
-    parts = [(QUEUE, n, record) for n, record in enumerate(checkpoint.queue)]
-    calls = [(CALLS, n, record) for n, record in enumerate(checkpoint.pending_tools)]
+    apart = write_small(checkpoint) is None
+    parts = [(QUEUE, n, record) for n, record in enumerate(checkpoint.queue) if apart]
+    calls = [(CALLS, n, record) for n, record in enumerate(checkpoint.pending_tools) if apart]
     key = checkpoint.session_id
     return [
         (
