@@ -40,6 +40,20 @@ def raise_for_caller(raised: BaseException, theirs: BaseException | None) -> NoR
     _reraise(ours[0] if theirs is None else theirs)
 
 
+def raise_for_opener(raised: BaseException, failure: BaseException | None) -> NoReturn:
+    """Raise what the caller should see of an opening that failed: the plain error.
+
+    Args:
+        raised: What came out of the opening, perhaps wrapped by a middleware's nursery.
+        failure: What went wrong, as it was raised, if it was seen inside of one.
+    """
+    if failure is not None and isinstance(raised, BaseExceptionGroup):
+        inside = {id(leaf) for leaf in _leaves(raised)}
+        if inside == {id(leaf) for leaf in _leaves(failure)}:
+            _reraise(failure)
+    _reraise(raised)
+
+
 def _first_cause(failures: list[BaseException], raised: BaseException) -> BaseException:
     """Return the failure, or the group if there are several that are not each other's echo."""
     causes: list[BaseException] = []

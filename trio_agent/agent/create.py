@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import trio
 
-from trio_agent.agent.boundary import raise_for_caller
+from trio_agent.agent.boundary import raise_for_caller, raise_for_opener
 from trio_agent.agent.handle import Agent
 from trio_agent.agent.intake import Intake
 from trio_agent.agent.readers import Reader
 from trio_agent.agent.runner import Runner
-from trio_agent.agent.startup import Started, started
+from trio_agent.agent.startup import Opened, Started, started
 from trio_agent.config import AgentConfig
+from trio_agent.errors import CheckpointError
 
 
 @asynccontextmanager
@@ -43,15 +44,13 @@ async def create_agent(config: AgentConfig) -> AsyncGenerator[Agent]:
             ``__cause__`` says why.
     """
     theirs: BaseException | None = None
-    running = False
+    opened = Opened()
     try:
-        async with started(config) as start:
+        async with started(config, opened) as start:
             agent, intake = _agent(start)
             session = start.opening.session
             try:
                 async with trio.open_nursery() as nursery:
-                    running = True
-                    start.opening.nursery = nursery
                     _run(nursery, start, intake)
                     try:
                         yield agent
@@ -63,8 +62,8 @@ async def create_agent(config: AgentConfig) -> AsyncGenerator[Agent]:
             finally:
                 session.tail.end(session.broken)
     except BaseException as raised:  # noqa: ASYNC103  # always raises
-        if not running:
-            raise
+        if not opened.done:
+            raise_for_opener(raised, opened.failure)
         raise_for_caller(raised, theirs)
 
 
@@ -94,28 +93,39 @@ def _agent(start: Started) -> tuple[Agent, Intake]:
 
 def _run(nursery: trio.Nursery, start: Started, intake: Intake) -> None:
     """Start the tasks of a session; the runner's end ends the others."""
-    session, session_id = start.opening.session, start.configured.session_id
-    recording, guarding = trio.CancelScope(), trio.CancelScope()
+    opening, session_id = start.opening, start.configured.session_id
+    session = opening.session
+    scopes: list[trio.CancelScope] = []
 
     async def run() -> None:
         await intake.runner.run()
         await session.commit()  # what was appended last
         session.tail.end()
-        recording.cancel(reason="the session is over")
-        guarding.cancel(reason="the session is over")
+        for scope in scopes:
+            scope.cancel(reason="the session is over")
 
-    async def record() -> None:
-        with recording:
-            await session.run_recorder()
+    async def serve(serving: Callable[[], Awaitable[None]]) -> None:
+        scope = trio.CancelScope()
+        scopes.append(scope)
+        with scope:
+            await serving()
 
     async def guard() -> None:
-        with guarding:
+        try:
             await start.store.guard(start.lease)
+        except CheckpointError as exc:
+            session.fail(exc)  # the new owner writes the ending
+            raise
 
+    async def asides() -> None:
+        async with trio.open_nursery() as opening.asides:
+            await trio.sleep_forever()
+
+    nursery.start_soon(serve, session.run_recorder, name=f"recorder {session_id}")
+    nursery.start_soon(serve, guard, name=f"lease {session_id}")
+    nursery.start_soon(serve, asides, name=f"commands {session_id}")
     nursery.start_soon(intake.run, name=f"intake {session_id}")
     nursery.start_soon(run, name=f"session {session_id}")
-    nursery.start_soon(record, name=f"recorder {session_id}")
-    nursery.start_soon(guard, name=f"lease {session_id}")
 
 
 async def run_agent(

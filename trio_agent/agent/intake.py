@@ -159,10 +159,10 @@ class Intake:
                     if isinstance(op.decision, Abort):
                         self.runner.interrupt(turn.turn_id, submission.id, ABORTED)
             case CapabilityCommand():
-                nursery = self.opening.nursery
-                assert nursery is not None
+                asides = self.opening.asides
+                assert asides is not None
                 name = f"command {op.capability} {op.command}"
-                nursery.start_soon(self._command, op, submission.id, name=name)
+                asides.start_soon(self._command, op, submission.id, name=name)
             case SetModel() | ResumeSession():
                 pass
             case _:

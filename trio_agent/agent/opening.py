@@ -7,6 +7,7 @@ import logging
 from typing import cast
 
 import attrs
+import msgspec
 import trio
 
 from trio_agent.agent.session import Part, Session, told
@@ -20,6 +21,7 @@ from trio_agent.protocol.events import Error, ModelChanged
 from trio_agent.protocol.limits import MAX_ERROR_MESSAGE_BYTES
 from trio_agent.protocol.text import Json, cut_end, replace_surrogates
 from trio_agent.state.changes import ContextChanged, StateSaved, UsageCounted
+from trio_agent.state.context import BYTES_PER_TOKEN
 from trio_agent.tools.catalog import Catalog
 
 logger = logging.getLogger("trio_agent.agent")
@@ -37,10 +39,18 @@ class Opening:
     session: Session
     instructions: str
     definitions: tuple[ToolDefinition, ...]
+    fixed_tokens: int = attrs.field(init=False)
+    """The estimated size of the instructions and tools; they stay the same all along."""
     tool_states: dict[str, dict[str, Json]] = attrs.field(
         factory=dict[str, dict[str, Json]], init=False
     )
-    nursery: trio.Nursery | None = attrs.field(default=None, init=False)
+    asides: trio.Nursery | None = attrs.field(default=None, init=False)
+    """Where commands and watches run; cancelled when the session ends."""
+
+    def __attrs_post_init__(self) -> None:
+        """Measure once what every request repeats."""
+        tools = sum(len(msgspec.json.encode(definition)) for definition in self.definitions)
+        self.fixed_tokens = (len(self.instructions.encode()) + tools) // BYTES_PER_TOKEN
 
     def now_ms(self) -> int:
         """Return the wall clock."""

@@ -12,7 +12,7 @@ from trio_agent.errors import ContextOverflowError
 from trio_agent.model.base import ModelRequest
 from trio_agent.protocol.codec import unstructure
 from trio_agent.state.checkpoint import Checkpoint
-from trio_agent.state.context import BYTES_PER_TOKEN, estimate_tokens
+from trio_agent.state.context import estimate_tokens
 
 
 def cache_key(session_id: str) -> str:
@@ -44,12 +44,6 @@ class TokenMeter:
         """Take *tokens* for the size of the whole context of *checkpoint*."""
         self._epoch, self._length = checkpoint.context_epoch, len(checkpoint.context)
         self._tokens = tokens
-
-
-def fixed_tokens(opening: Opening) -> int:
-    """Return the estimated size of the instructions and tools, in tokens."""
-    tools = sum(len(msgspec.json.encode(definition)) for definition in opening.definitions)
-    return (len(opening.instructions.encode()) + tools) // BYTES_PER_TOKEN
 
 
 def build_request(

@@ -42,18 +42,18 @@ class Runner:
         """Run no further turn, and abort the one that runs."""
         self._ended = True
         if self.turn is not None:
-            self.turn.interrupt(FRONTEND_GONE)
+            self.interrupt(self.turn.turn_id, None, FRONTEND_GONE)
         if self._preparing is not None:
             self._preparing[1].cancel(reason=FRONTEND_GONE)
         self.wake()
 
-    def interrupt(self, turn_id: str, cause: str, reason: str) -> None:
+    def interrupt(self, turn_id: str, cause: str | None, reason: str) -> None:
         """Abort the turn of that id, if it still runs, and watch that it stops."""
         turn = self.turn
         if turn is not None and turn.turn_id == turn_id and not turn.interrupted:
             turn.interrupt(reason, cause=cause)
-            if self.opening.nursery is not None:
-                self.opening.nursery.start_soon(self._watch, turn, name=f"watch {turn_id}")
+            if self.opening.asides is not None:
+                self.opening.asides.start_soon(self._watch, turn, name=f"watch {turn_id}")
 
     def unsettle(self, submission_id: str) -> None:
         """Say that a queued message was edited or taken back: hooks may be at work on it."""
@@ -184,7 +184,7 @@ class Runner:
         with trio.move_on_after(self.opening.config.shutdown_grace):
             await turn.ended.wait()
         if not turn.ended.is_set() and self.opening.session.broken is None:
-            stuck = f"the interrupted turn has not ended: {turn.activity} does not stop"
+            stuck = f"the interrupted turn has not ended: {turn.stuck_in()} does not stop"
             self.opening.session.append(
                 Warning(code="uncancellable", message=stuck), turn.submission_id
             )

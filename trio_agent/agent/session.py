@@ -23,7 +23,16 @@ from trio_agent.errors import (
 )
 from trio_agent.protocol.events import Draft, Event, EventMsg
 from trio_agent.protocol.items import Item, UserItem
-from trio_agent.state.changes import Change, ContextChanged, TurnEnded
+from trio_agent.state.changes import (
+    ApprovalAsked,
+    CallEnded,
+    CallsBegan,
+    Change,
+    ContextChanged,
+    StepBegan,
+    StepEnded,
+    TurnEnded,
+)
 from trio_agent.state.checkpoint import Checkpoint, ExecutionRecord
 from trio_agent.state.execution import record_of
 from trio_agent.state.intake import Refusal
@@ -59,6 +68,7 @@ class _Plan:
     """A commit worked out: what to write, and nothing of it written yet."""
 
     checkpoint: Checkpoint
+    cause: str | None = None
     changed: bool = False
     delta: list[Item] = attrs.field(factory=list[Item])
     told: list[Told] = attrs.field(factory=list[Told])
@@ -66,17 +76,17 @@ class _Plan:
 
     def add(self, part: Part) -> None:
         if isinstance(part, tuple):
-            self.told.append(part)
+            why, msg = part
+            self.told.append((why or self.cause, msg))
             return
         before = self.checkpoint
-        cause = (
-            None if before.active_execution is None else before.active_execution.submission_id
-        )
         if isinstance(part, TurnEnded):
             self.record = record_of(before, part)
         after = advance(before, part)
-        if after.active_execution is not None:
-            cause = after.active_execution.submission_id
+        active = before.active_execution or after.active_execution
+        cause = None if active is None else active.submission_id
+        if self.cause is not None and not isinstance(part, _TURNS_OWN):
+            cause = self.cause
         self.told.extend((why or cause, msg) for why, msg in narrate(before, part, after))
         if isinstance(part, ContextChanged) and part.rewrite is not None:
             added: Sequence[Item] = part.items
@@ -84,6 +94,10 @@ class _Plan:
             added = after.context.since(len(before.context))
         self.delta.extend(item for item in added if not _hidden(item))
         self.checkpoint, self.changed = after, True
+
+
+_TURNS_OWN: Final = (StepBegan, StepEnded, CallsBegan, CallEnded, ApprovalAsked)
+"""What these tell belongs to the turn's own submission, whoever caused the commit."""
 
 
 def _hidden(item: Item) -> bool:
@@ -119,8 +133,8 @@ class Session:
 
         Args:
             parts: Changes, and messages made by `told`.
-            cause: The submission that caused the messages that do not name their own;
-                what changes of a turn tell belongs to that turn's submission.
+            cause: The submission that causes this: what the commit tells is attributed to
+                it, but for steps and calls, which are their turn's own. Default: the turn's.
         """
         events = await self.transact(lambda _: parts, cause=cause)
         assert not isinstance(events, Refusal)
@@ -150,11 +164,11 @@ class Session:
                 parts = decide(self.checkpoint)
                 if isinstance(parts, Refusal):
                     return parts
-                plan = _Plan(self.checkpoint)
+                plan = _Plan(self.checkpoint, cause)
                 for part in parts:
                     plan.add(part)
             except Exception as exc:
-                self._break(exc)
+                self.fail(exc)
                 raise
             if not plan.changed and not plan.told and not self._pending:
                 return ()
@@ -162,7 +176,7 @@ class Session:
                 plan.checkpoint = attrs.evolve(
                     plan.checkpoint, sequence=plan.checkpoint.sequence + 1
                 )
-            return await self._write(plan, cause, contents)
+            return await self._write(plan, contents)
 
     def append(self, msg: EventMsg, cause: str | None) -> None:
         """Queue an event: kept in order, written soon, lost if the process dies first.
@@ -186,7 +200,7 @@ class Session:
             async with self._lock:
                 self._check()
                 if self._pending:
-                    await self._write(_Plan(self.checkpoint), None, None)
+                    await self._write(_Plan(self.checkpoint), None)
 
     def _check(self) -> None:
         if self.broken is not None:
@@ -194,7 +208,8 @@ class Session:
         if self.tail.over:
             raise StoppedError("the session is over")
 
-    def _break(self, exc: BaseException) -> None:
+    def fail(self, exc: BaseException) -> None:
+        """Write nothing any more: *exc* broke the session. The first one given stays."""
         self.broken = self.broken or exc
         self._written.unpark_all()
 
@@ -203,11 +218,11 @@ class Session:
 
     @trio.lowlevel.enable_ki_protection
     async def _write(
-        self, plan: _Plan, cause: str | None, contents: Mapping[str, str] | None
+        self, plan: _Plan, contents: Mapping[str, str] | None
     ) -> tuple[Event, ...]:
         waiting = len(self._pending)
         drafts = self._pending[:waiting]
-        drafts.extend(self._draft(why or cause, msg) for why, msg in plan.told)
+        drafts.extend(self._draft(why, msg) for why, msg in plan.told)
         try:
             if plan.changed:
                 events = await self._store.save(
@@ -226,13 +241,13 @@ class Session:
             raise
         except StaleSessionError as exc:
             if exc.owner is None:
-                self._break(exc)
+                self.fail(exc)
                 raise
             owned = SessionOwnedError(f"the session was taken by {exc.owner}")
-            self._break(owned)
+            self.fail(owned)
             raise owned from exc
         except BaseException as exc:
-            self._break(exc)
+            self.fail(exc)
             raise
         # No checkpoint from here on: what is durable becomes visible.
         self.checkpoint = plan.checkpoint

@@ -34,6 +34,7 @@ from trio_agent.middleware.contexts import (
 from trio_agent.middleware.stack import MiddlewareStack
 from trio_agent.model.named import as_router
 from trio_agent.model.router import ModelRouter
+from trio_agent.protocol import texts
 from trio_agent.protocol.codec import unstructure
 from trio_agent.protocol.events import (
     Event,
@@ -84,6 +85,14 @@ class Started:
 
 
 @attrs.define(eq=False, repr=False)
+class Opened:
+    """How far an opening has come: what failed in it, as it was raised, or that it is done."""
+
+    done: bool = False
+    failure: BaseException | None = None
+
+
+@attrs.define(eq=False, repr=False)
 class _Show:
     """Where middlewares show things: a bounded buffer first, the journal afterwards."""
 
@@ -105,7 +114,7 @@ def owner_label() -> str:
 
 
 @asynccontextmanager
-async def started(config: AgentConfig) -> AsyncGenerator[Started]:
+async def started(config: AgentConfig, opened: Opened) -> AsyncGenerator[Started]:
     """Open a session, hold what it needs for the length of the block, and let it go.
 
     Raises:
@@ -157,10 +166,15 @@ async def started(config: AgentConfig) -> AsyncGenerator[Started]:
         changes = recover(checkpoint, config.recovery, now_ms=opening.now_ms(), known=known)
         history = await _history(config, store, loaded)
         await exits.enter_async_context(stack.sessions(runtime))
-        hooked = await _turn_end_hooks(opening, changes)
-        first = _FirstCommit(opening, loaded, route, changes, history, [*hooked, *warnings])
-        events = await first.commit(show.early)
-        show.session = session
+        try:
+            hooked = await _turn_end_hooks(opening, changes)
+            extra = [*hooked, *warnings]
+            first = _FirstCommit(opening, loaded, route, changes, history, extra)
+            events = await first.commit(show.early)
+        except BaseException as exc:
+            opened.failure = exc  # a middleware's nursery may wrap it on its way out
+            raise
+        show.session, opened.done = session, True
         yield Started(
             opening=opening,
             store=store,
@@ -265,6 +279,9 @@ async def _reconcile(opening: Opening, checkpoint: Checkpoint) -> Known:
     known: dict[str, tuple[object, str]] = {}
     for call in uncertain(checkpoint):
         registered = opening.catalog.get(call.name)
+        if registered is None or registered.effect not in {call.effect, "read_only"}:
+            # What was safe to run again when the call began may not be so any more.
+            known[call.call_id] = ("unknown", texts.UNKNOWN_AFTER_RESTART)
         if registered is None or registered.reconcile is None:
             continue
         outcome, output = "unknown", ""

@@ -143,6 +143,11 @@ class Batch:
         """Make the scheduler look again. Not a checkpoint."""
         self._woken.set()
 
+    def running_tools(self) -> list[str]:
+        """Return the names of the tools whose handlers run."""
+        calls = self.turn.opening.session.checkpoint.pending_tools
+        return [call.name for call in calls if call.call_id in self._running]
+
     def known(self) -> Known:
         """Return the outcomes that were handed in and are not committed yet."""
         return {end.call.call_id: (end.outcome, end.output) for end in self._ends}

@@ -20,7 +20,6 @@ from trio_agent.agent.request import (
     TokenMeter,
     build_request,
     check_size,
-    fixed_tokens,
     request_digest,
 )
 from trio_agent.agent.session import Part, applied, told
@@ -93,6 +92,11 @@ class Turn:
     def interrupted(self) -> bool:
         """Whether somebody has asked for the end of this turn."""
         return self._interrupted is not None
+
+    def stuck_in(self) -> str:
+        """Return what this turn waits for, for people."""
+        running = [] if self._batch is None else self._batch.running_tools()
+        return f"tool {', '.join(running)}" if running else self.activity
 
     def wake(self) -> None:
         """Say that a decision about one of its calls was committed."""
@@ -249,7 +253,7 @@ class Turn:
         return route or checkpoint.model_route or self.opening.router.default_route
 
     def _size(self, checkpoint: Checkpoint) -> int:
-        return self._meter.tokens(checkpoint) + fixed_tokens(self.opening)
+        return self._meter.tokens(checkpoint) + self.opening.fixed_tokens
 
     async def _prepare(self) -> None:
         """Take in steers, run the hooks on the request, and begin the step."""
@@ -437,7 +441,7 @@ class Turn:
             parts: list[Part] = [*first, ended, *admitted.ends]
             after = applied(checkpoint, parts)
             if tokens and len(after.context) == len(checkpoint.context) + len(ended.items):
-                self._meter.measured(after, max(0, tokens - fixed_tokens(opening)))
+                self._meter.measured(after, max(0, tokens - opening.fixed_tokens))
             if phase_of(after) is Phase.EXECUTING:
                 return [*parts, *self.batch_parts(after)]
             if phase_of(after) is Phase.COMPLETING and self._may_end(after):
