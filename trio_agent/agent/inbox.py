@@ -60,7 +60,12 @@ class Envelope:
             self._task = None
             return trio.lowlevel.Abort.SUCCEEDED
 
-        receipt: Receipt = await trio.lowlevel.wait_task_rescheduled(abort)
+        try:
+            receipt: Receipt = await trio.lowlevel.wait_task_rescheduled(abort)
+        except StoppedError:
+            # The session was cancelled, perhaps with this task: then that is what it sees.
+            await trio.lowlevel.checkpoint_if_cancelled()
+            raise
         return receipt
 
 

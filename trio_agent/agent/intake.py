@@ -82,8 +82,11 @@ class Intake:
         try:
             result = await self._decide(envelope)
         except BaseException as exc:
-            broken = self.opening.session.broken
-            envelope.answer(outcome.Error(over(broken or exc)))
+            # Cancelled means that nothing was accepted; it is no failure of the session.
+            failure = self.opening.session.broken
+            if failure is None and isinstance(exc, Exception):
+                failure = exc
+            envelope.answer(outcome.Error(over(failure)))
             raise
         if isinstance(result, Refusal):
             error = SubmissionRejectedError(result.code, result.message)
