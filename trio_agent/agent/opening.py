@@ -10,6 +10,7 @@ import attrs
 import msgspec
 import trio
 
+from trio_agent.agent.meter import TokenMeter
 from trio_agent.agent.session import Part, Session, told
 from trio_agent.config import AgentConfig
 from trio_agent.errors import AgentError, ProviderError
@@ -41,6 +42,7 @@ class Opening:
     definitions: tuple[ToolDefinition, ...]
     fixed_tokens: int = attrs.field(init=False)
     """The estimated size of the instructions and tools; they stay the same all along."""
+    meter: TokenMeter = attrs.field(factory=TokenMeter, init=False)
     tool_states: dict[str, dict[str, Json]] = attrs.field(
         factory=dict[str, dict[str, Json]], init=False
     )

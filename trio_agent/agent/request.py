@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 
-import attrs
 import msgspec
 
 from trio_agent.agent.opening import Opening
@@ -12,38 +11,11 @@ from trio_agent.errors import ContextOverflowError
 from trio_agent.model.base import ModelRequest
 from trio_agent.protocol.codec import unstructure
 from trio_agent.state.checkpoint import Checkpoint
-from trio_agent.state.context import estimate_tokens
 
 
 def cache_key(session_id: str) -> str:
     """Return what a provider may key its prompt cache by: stable, and tells nothing."""
     return hashlib.sha256(f"trio_agent prompt cache\0{session_id}".encode()).hexdigest()
-
-
-@attrs.define(eq=False, repr=False)
-class TokenMeter:
-    """How large a context is, kept up as it grows.
-
-    What a provider counted at its last answer is taken for the items up to there;
-    only what came later is estimated.
-    """
-
-    _epoch: int = -1
-    _length: int = 0
-    _tokens: int = 0
-
-    def tokens(self, checkpoint: Checkpoint) -> int:
-        """Return the estimated size of the context, in tokens."""
-        if self._epoch != checkpoint.context_epoch or self._length > len(checkpoint.context):
-            self._epoch, self._length, self._tokens = checkpoint.context_epoch, 0, 0
-        self._tokens += estimate_tokens(checkpoint.context.since(self._length))
-        self._length = len(checkpoint.context)
-        return self._tokens
-
-    def measured(self, checkpoint: Checkpoint, tokens: int) -> None:
-        """Take *tokens* for the size of the whole context of *checkpoint*."""
-        self._epoch, self._length = checkpoint.context_epoch, len(checkpoint.context)
-        self._tokens = tokens
 
 
 def build_request(

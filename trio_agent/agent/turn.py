@@ -17,7 +17,6 @@ import trio
 from trio_agent.agent import model_step
 from trio_agent.agent.opening import Opening, describe, error_event, logger, parts_of
 from trio_agent.agent.request import (
-    TokenMeter,
     build_request,
     check_size,
     request_digest,
@@ -72,7 +71,6 @@ class Turn:
     activity: str = attrs.field(default="starting", init=False)
     ended: trio.Event = attrs.field(factory=trio.Event, init=False)
     failure: Exception | None = attrs.field(default=None, init=False)
-    _meter: TokenMeter = attrs.field(factory=TokenMeter, init=False)
     _request: ModelRequest | None = attrs.field(default=None, init=False)
     _route_attempts: int = attrs.field(default=0, init=False)
     _tried: set[str] = attrs.field(factory=set[str], init=False)
@@ -253,7 +251,7 @@ class Turn:
         return route or checkpoint.model_route or self.opening.router.default_route
 
     def _size(self, checkpoint: Checkpoint) -> int:
-        return self._meter.tokens(checkpoint) + self.opening.fixed_tokens
+        return self.opening.meter.tokens(checkpoint) + self.opening.fixed_tokens
 
     async def _prepare(self) -> None:
         """Take in steers, run the hooks on the request, and begin the step."""
@@ -441,7 +439,7 @@ class Turn:
             parts: list[Part] = [*first, ended, *admitted.ends]
             after = applied(checkpoint, parts)
             if tokens and len(after.context) == len(checkpoint.context) + len(ended.items):
-                self._meter.measured(after, max(0, tokens - opening.fixed_tokens))
+                self.opening.meter.measured(after, max(0, tokens - opening.fixed_tokens))
             if phase_of(after) is Phase.EXECUTING:
                 return [*parts, *self.batch_parts(after)]
             if phase_of(after) is Phase.COMPLETING and self._may_end(after):

@@ -286,5 +286,9 @@ def check_session_id(session_id: str) -> None:
     check_text(session_id, name="session id", limit=limits.MAX_SESSION_ID_BYTES)
     if not session_id:
         raise ValueError("session id must not be empty")
-    if any(ord(char) < 32 or ord(char) == 127 or 128 <= ord(char) < 160 for char in session_id):
+    if not session_id.isprintable() and any(map(_is_control, session_id)):
         raise ValueError("session id must not hold control characters")
+
+
+def _is_control(char: str) -> bool:
+    return ord(char) < 32 or 127 <= ord(char) < 160
