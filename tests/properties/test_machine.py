@@ -374,6 +374,12 @@ class Session(RuleBasedStateMachine):
         self.commit_ending()
 
     @precondition(lambda self: self.memory.turn_id is not None)
+    @rule()
+    def accept_interrupt(self) -> None:
+        self.told(self.fresh("i"), SubmissionAccepted())
+        self.do(ch.TurnInterrupted(reason="enough"))
+
+    @precondition(lambda self: self.memory.turn_id is not None)
     @rule(
         ending=st.sampled_from([("aborted", "interrupted"), ("failed", "error")]),
         now_ms=CLOCK,
@@ -440,7 +446,7 @@ class Session(RuleBasedStateMachine):
         now_ms=CLOCK,
         dies_again=st.booleans(),
     )
-    def crash(  # noqa: PLR0917  # one draw each
+    def crash(  # one draw each
         self,
         policy: Recovery,
         data: st.DataObject,
@@ -492,7 +498,10 @@ class Session(RuleBasedStateMachine):
         assert after.active_model_step is None
         kept = [one.id for one in before.queue]
         assert [one.id for one in after.queue] == kept, "an accepted message was lost"
-        if policy is Recovery.RESUME:
+        active = before.active_execution
+        if active is not None and active.interrupted is not None:
+            assert phase_of(after) is Phase.IDLE, "an accepted interrupt was forgotten"
+        elif policy is Recovery.RESUME:
             assert after.turn_id == before.turn_id
             assert len(after.context) == len(before.context)
         if phase_of(after) is Phase.IDLE and before.active_execution is not None:
@@ -501,7 +510,7 @@ class Session(RuleBasedStateMachine):
                 len(call.hidden) for call in before.pending_tools
             )
         for old, new in zip(before.pending_tools, after.pending_tools, strict=False):
-            if old.waiting:
+            if old.waiting and new.status != "ended":
                 assert new == old, "a waiting question changed"
             if old.status == "ended":
                 assert new == old, "a known outcome changed"

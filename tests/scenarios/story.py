@@ -33,9 +33,7 @@ class Strict(StrictModel):
         return self.scripted.requests
 
 
-def configure(
-    model: Model | Any, store: CheckpointStore | None = None, **options: Any
-) -> AgentConfig:
+def configure(model: Any, store: CheckpointStore | None = None, **options: Any) -> AgentConfig:
     """Return a configuration of the session that all stories are about."""
     options.setdefault("session_id", SESSION)
     return AgentConfig(model=model, checkpoints=store, **options)

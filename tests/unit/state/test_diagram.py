@@ -29,6 +29,7 @@ SAID = ch.StepEnded(
 ASKED = ch.StepEnded(outcome="completed", completed_at_ms=0, items=(ITEM,), calls=(CALL,))
 LOST = ch.StepEnded(outcome="interrupted", completed_at_ms=0)
 ENDED = ch.TurnEnded(outcome="completed", finish_reason="stop", finished_at_ms=0)
+INTERRUPTED = ch.TurnInterrupted(reason="enough")
 HIDDEN = ch.ContextChanged(items=(UserItem(text="x"),))
 
 
@@ -72,6 +73,7 @@ def _moves() -> list[tuple[Checkpoint, ch.Change]]:
         (ended, ch.BatchSettled()),
         (at[Phase.COMPLETING], ch.TurnContinued(prompt=UserItem(text="x"))),
         *((at[Phase.COMPLETING], change) for change in (joined, HIDDEN, ENDED)),
+        *((at[phase], INTERRUPTED) for phase in Phase if phase is not Phase.IDLE),
     ]
 
 

@@ -116,6 +116,7 @@ EXAMPLES: dict[type[ch.Change], ch.Change] = {
     ch.ApprovalDecided: ch.ApprovalDecided(call_id="c", decision=Denied()),
     ch.BatchSettled: ch.BatchSettled(),
     ch.TurnContinued: ch.TurnContinued(prompt=UserItem(text="go on", internal="x")),
+    ch.TurnInterrupted: ch.TurnInterrupted(reason="enough"),
     ch.TurnEnded: ENDED,
     ch.RouteChanged: ch.RouteChanged(model=ModelChanged(route="other", model="m")),
     ch.MetadataReplaced: ch.MetadataReplaced(metadata={"a": 1}),
@@ -285,6 +286,15 @@ def test_a_steer_takes_a_completing_turn_back_to_the_model() -> None:
     after = run(waiting, ch.SteerJoined(submission_id="steer"))
     assert phase_of(after) is Phase.READY
     assert after.context[-1] == UserItem(text=STEER.text, submission_id="steer")
+
+
+def test_the_first_interrupt_counts_and_ends_nothing_by_itself() -> None:
+    for phase in (Phase.READY, Phase.REQUESTING, Phase.EXECUTING, Phase.COMPLETING):
+        first, second = (ch.TurnInterrupted(reason=reason) for reason in ("one", "two"))
+        after = run(IN_PHASE[phase], first, second)
+        assert phase_of(after) is phase
+        assert after.active_execution is not None
+        assert after.active_execution.interrupted == "one"
 
 
 def test_a_rewrite_begins_a_new_epoch_and_additions_do_not() -> None:

@@ -218,6 +218,22 @@ def test_what_is_said_of_calls_that_had_not_begun_is_ignored() -> None:
     assert recover(checkpoint, Recovery.RESUME, now_ms=9, known=known) == []
 
 
+@BOTH
+def test_a_turn_whose_interrupt_was_accepted_is_closed_under_both_policies(
+    policy: Recovery,
+) -> None:
+    begun = tool_call("a", "begun", "idempotent")
+    for checkpoint in (READY, REQUESTING, batch(begun), batch(WAITING, tool_call("b"))):
+        interrupted = run(checkpoint, ch.TurnInterrupted(reason="enough"))
+        changes = recover(interrupted, policy, now_ms=9)
+        assert changes[-1] == ch.TurnEnded(
+            outcome="aborted", finish_reason="interrupted", finished_at_ms=9, reason="enough"
+        )
+        assert phase_of(recovered(interrupted, policy)) is Phase.IDLE
+    after = recovered(run(batch(begun), ch.TurnInterrupted(reason="enough")), policy)
+    assert outputs(after) == {"a": texts.UNKNOWN_AFTER_RESTART}
+
+
 WAITING = tool_call("w", approval=Approval(id="q"))
 DECIDED = tool_call("d", approval=Approval(id="r", decided=True))
 
