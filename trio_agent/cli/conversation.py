@@ -46,7 +46,7 @@ from trio_agent.protocol.events import (
     UserMessage,
 )
 from trio_agent.protocol.ops import Decision
-from trio_agent.tools.coding import coding_tools
+from trio_agent.tools import coding_tools
 
 SYSTEM_PROMPT: Final = (
     "You are a careful assistant in a terminal. Your tools work in the user's workspace, and "
@@ -143,12 +143,15 @@ class Conversation:
         await self.agent.submit(UserInput(text=text, delivery="queue"), id=submission_id)
         self._pending, self.signals = submission_id, 0
         try:
-            while self._ending(submission_id) is None and self._pending is not None:
+            while self._ending(submission_id) is None and self._waits_for(submission_id):
                 await self._heard.park()
         finally:
             self._pending = None
         ending = self._ending(submission_id)
         return Exit.TURN if ending is None else ending
+
+    def _waits_for(self, submission_id: str) -> bool:
+        return self._pending == submission_id
 
     def _ending(self, submission_id: str) -> Exit | None:
         return self._endings.get(self._turns.get(submission_id, ""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
+from typing import cast
 
 from trio_agent.errors import (
     AgentError,
@@ -45,7 +46,8 @@ def describe_codes() -> str:
 def leaves(error: BaseException) -> Iterator[BaseException]:
     """Yield the exceptions that a group holds at any depth, or *error* itself."""
     if isinstance(error, BaseExceptionGroup):
-        for one in error.exceptions:
+        group = cast("BaseExceptionGroup[BaseException]", error)  # isinstance forgets of what
+        for one in group.exceptions:
             yield from leaves(one)
     else:
         yield error

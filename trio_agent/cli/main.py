@@ -7,6 +7,7 @@ is under way allows. Whatever happens, the session can be opened again.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ import attrs
 import trio
 
 from trio_agent.cli.arguments import Options, parse_arguments
-from trio_agent.cli.chat import chat
+from trio_agent.cli.chat import PROMPT, chat
 from trio_agent.cli.conversation import Conversation, open_conversation, signal_exit
 from trio_agent.cli.exits import Exit, code_of, explain, leaves
 from trio_agent.cli.listing import list_sessions, show_session
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = parse_arguments(arguments)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an ASCII terminal must not end a session
     try:
         return int(trio.run(_main, options))
@@ -87,6 +88,8 @@ class _Signals:
         if self.chatting and number == signal.SIGINT:
             if not stopped:
                 self.renderer.line("dim", FAREWELL)
+                if is_interactive():
+                    self.renderer.prompt(PROMPT)
             return
         self.received = signal_exit(number)
         if self.chatting or not stopped:
@@ -101,9 +104,9 @@ async def _main(options: Options) -> Exit:
     if options.command == "show":
         await show_session(options, renderer)
         return Exit.OK
-    ending = Exit.TURN
-    with trio.CancelScope() as scope:
-        signals = _Signals(scope, renderer, chatting=options.command == "chat")
+    ending, scope = Exit.TURN, trio.CancelScope()
+    signals = _Signals(scope, renderer, chatting=options.command == "chat")
+    with scope:
         async with trio.open_nursery() as nursery:
             await nursery.start(signals.watch)
             ending = await _talk(options, renderer, signals, Lines(nursery))

@@ -82,7 +82,7 @@ class Renderer:
     out: TextIO
     colour: bool = False
     own: set[str] = attrs.field(factory=set[str])
-    _shown: dict[str, str] = attrs.field(factory=dict[str, str], init=False)
+    _shown: dict[str, list[str]] = attrs.field(factory=dict[str, list[str]], init=False)
     _names: dict[str, str] = attrs.field(factory=dict[str, str], init=False)
     _route: str = attrs.field(default="", init=False)
     _open: str = attrs.field(default="", init=False)
@@ -184,6 +184,7 @@ class Renderer:
         """Print *text* as lines of its own."""
         self._end_line()
         self.out.write(self._painted(colour, printable(text)) + "\n")
+        self.out.flush()
 
     def prompt(self, text: str) -> None:
         """Print a question and leave the cursor behind it."""
@@ -200,7 +201,7 @@ class Renderer:
     def _stream(self, step_id: str, text: str) -> None:
         if self._open != "text":
             self._end_line()
-        self._shown[step_id] = self._shown.get(step_id, "") + text
+        self._shown.setdefault(step_id, []).append(text)
         self.out.write(printable(text))
         self._open = "text"
 
@@ -213,7 +214,7 @@ class Renderer:
     def _complete(self, msg: AgentMessage) -> None:
         """Print what the pieces did not bring: a reader that fell behind gets the whole."""
         text = "".join(part.text for part in msg.content if part.phase != "reasoning")
-        shown = self._shown.pop(msg.step_id, "")
+        shown = "".join(self._shown.pop(msg.step_id, ()))
         if not text.startswith(shown):
             self._end_line()
             shown = ""
