@@ -87,7 +87,7 @@ class Emit(Protocol):
     """Passes streamed text on. Awaiting it is what holds a fast model back."""
 
     async def __call__(self, text: str, phase: Phase = "final_answer") -> None:
-        """Emit more *text*; a checkpoint. Empty text is ignored."""
+        """Emit more *text*; a checkpoint. Empty text only says that the model is alive."""
         ...
 
 

@@ -52,6 +52,8 @@ _CLOSE_SECONDS: Final = 1.0
 
 Delta: TypeAlias = tuple[str, Phase]
 
+_ALIVE: Final[Sequence[Delta]] = (("", "final_answer"),)
+
 
 class AnswerReader(Protocol):
     """Turns the events of one stream into deltas and, at the end, into the output."""
@@ -404,7 +406,8 @@ class HttpModel:
                     return  # noqa: ASYNC910  # the read that found the end was one
                 except httpx2.HTTPError as exc:
                     raise self._failure(exc) from exc
-                for text, phase in feed(event.data):
+                # An event without text is a sign of life: a long call is not silence.
+                for text, phase in feed(event.data) or _ALIVE:
                     await emit(text, phase)
                 self._check_length(response)
         except BaseException:

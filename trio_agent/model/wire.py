@@ -232,8 +232,8 @@ def token_count(value: Json, *path: str) -> int:
     """Return the number of tokens under *path*; 0 if the provider did not say.
 
     Raises:
-        ProviderError: If it is negative, a fraction, or larger than any answer can cost, so that
-            sums over a session stay in range.
+        ProviderError: If it is negative, a fraction, or larger than any answer can cost;
+            so sums over a session stay in range.
     """
     found = member(value, *path)
     if isinstance(found, float) and math.isfinite(found) and found.is_integer():
