@@ -77,7 +77,7 @@ class Signature(Record):
                 converted[parameter.name] = msgspec.convert(
                     value, parameter.hint, str_keys=True
                 )
-            except Exception as exc:  # noqa: BLE001  # attrs validators may raise anything
+            except Exception as exc:  # attrs validators may raise anything
                 problems.append(_located(exc, parameter.name))
             else:
                 problems.extend(_unknown(value, parameter.shape, f"{parameter.name}"))

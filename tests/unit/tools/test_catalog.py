@@ -1,4 +1,3 @@
-# ruff: noqa: ARG001, ARG002  # signatures are what is tested here
 """The tools of a session: one name each, one order, read once."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="valid-type,misc"
-# ruff: noqa: ARG001, PLR0917, PLC2401  # signatures are what is tested here
+# ruff: noqa: PLC2401  # a signature is what is tested here
 """A function becomes a tool: what it promises, what it accepts, what it gives back."""
 
 from __future__ import annotations
