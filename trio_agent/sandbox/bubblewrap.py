@@ -143,9 +143,11 @@ class Bubblewrap:
         emptied = tuple(f"{path}/" for path in self.emptied())
         directory, pattern = _SSH_KEYS
         paths = [*SECRET_PATHS, *map(str, sorted(Path(directory).glob(pattern)))]
-        paths += [path for path in self.hidden if Path(path).is_file()]
+        paths += [path for path in self.hidden if not Path(path).is_dir()]
+        paths += _listening_sockets()
         real = {os.path.realpath(path) for path in paths if Path(path).exists()}
-        return sorted(path for path in real if not path.startswith(emptied))
+        inside = f"{self.workspace}/"
+        return sorted(path for path in real if not path.startswith((*emptied, inside)))
 
     async def run(  # noqa: ASYNC128  (passed on)
         self,
@@ -190,6 +192,17 @@ class Bubblewrap:
                 f" {REMEDY}"
             )
         return code if reported is None else reported
+
+
+def _listening_sockets() -> list[str]:
+    """Return the paths of the host's UNIX sockets: no namespace keeps a command from them."""
+    try:
+        table = Path("/proc/net/unix").read_text(errors="surrogateescape")
+    except OSError:
+        return []
+    rows = (line.split(" ", 7) for line in table.splitlines()[1:])
+    names = (row[-1].lstrip("0123456789").strip() for row in rows if len(row) == 8)
+    return [name for name in names if name.startswith("/")]
 
 
 def find_bubblewrap(workspace: Path) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ import trio
 from trio_agent.errors import SandboxError
 from trio_agent.sandbox.bubblewrap import REMEDY, Bubblewrap
 from trio_agent.sandbox.capture import Capture
+from trio_agent.sandbox.environment import DEFAULT_PATH
 
 CANARY_TIMEOUT: Final = 15.0
 """Seconds that the canary gets; it needs a twentieth of one."""
@@ -68,9 +70,12 @@ if port:
     except OSError:
         pass
 
-for entry in open("/proc/1/environ").read().split("\0"):
-    name = entry.partition("=")[0]
-    check(entry and name not in names, "it sees the variable " + name)
+try:
+    for entry in open("/proc/1/environ", errors="replace").read().split("\0"):
+        name = entry.partition("=")[0]
+        check(entry and name not in names, "it sees the variable " + name)
+except OSError:
+    found.append("its first process is not its own")
 processes = sum(name.isdigit() for name in os.listdir("/proc"))
 check(processes > 8, "it sees processes of the host")
 print(json.dumps(found))
@@ -109,10 +114,7 @@ async def try_to_escape(
         SandboxError: If it could not run.
     """
     stdout, stderr = Capture(None, "canary"), Capture(None, "canary")
-    interpreter = os.path.realpath(sys.executable)  # noqa: ASYNC240  (a few links)
-    base = os.path.realpath(sys.base_prefix)  # noqa: ASYNC240
-    # The interpreter may lie in a hidden directory; to show it read-only opens no way out.
-    shown = [*flags, "--ro-bind-try", base, base] if base not in ("/", "/usr") else list(flags)
+    interpreter, shown = _interpreter()
     writable = ["/dev", "/proc", *wrap.emptied(), *wrap.masked(), str(wrap.workspace)]
     finished = False
     with contextlib.ExitStack() as stack:
@@ -123,7 +125,7 @@ async def try_to_escape(
         question = json.dumps([str(wrap.workspace), port, [*env, "PWD"], writable])
         argv = [interpreter, "-I", "-S", "-c", _CANARY, question]
         with trio.move_on_after(CANARY_TIMEOUT):
-            await wrap.run(argv, flags=shown, env=env, stdout=stdout, stderr=stderr)
+            await wrap.run(argv, flags=[*flags, *shown], env=env, stdout=stdout, stderr=stderr)
             finished = True
     if not finished:
         raise SandboxError(
@@ -137,3 +139,18 @@ async def try_to_escape(
             f"the sandbox's self-test could not run: {words}. {REMEDY}"
         ) from None
     return [str(words) for words in escapes]
+
+
+def _interpreter() -> tuple[str, list[str]]:
+    """Return a Python for the canary, and the flags that show it.
+
+    It may lie in a hidden directory; to show it read-only opens no way out. An
+    engine that gave up its rights after the start may not be able to run its own.
+    """
+    own, base = os.path.realpath(sys.executable), os.path.realpath(sys.base_prefix)
+    if os.access(own, os.X_OK):
+        return own, [] if base in ("/", "/usr") else ["--ro-bind", base, base]
+    found = shutil.which("python3", path=DEFAULT_PATH)
+    if found is None:
+        raise SandboxError(f"the sandbox's self-test finds no Python that it may run. {REMEDY}")
+    return found, []

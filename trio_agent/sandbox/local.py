@@ -236,9 +236,11 @@ class LocalSandbox:
         env = self._isolated_environment()
         async with self._held_protection() as mounts:
             await self._prove(wrap, env, network=permissions.network, mounts=mounts)
+            network = permissions.network
+            flags = await _in_thread(lambda: wrap.flags(network=network, mounts=mounts))
             return await wrap.run(
                 _shell(command),
-                flags=wrap.flags(network=permissions.network, mounts=mounts),
+                flags=flags,
                 env=env,
                 stdout=stdout,
                 stderr=stderr,
@@ -288,7 +290,7 @@ class LocalSandbox:
         """Run the canary once for each set of flags; a refusal is not remembered."""
         async with self._proving:
             if network not in self._proven:
-                flags = wrap.flags(network=network, mounts=mounts)
+                flags = await _in_thread(lambda: wrap.flags(network=network, mounts=mounts))
                 await check_holds(wrap, flags=flags, env=env, network=network)
                 self._proven.add(network)
 
