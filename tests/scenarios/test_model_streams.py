@@ -9,6 +9,7 @@ import gc
 import logging
 import ssl
 import sys
+from typing import Any
 
 import attrs
 import httpx2
@@ -38,6 +39,7 @@ from trio_agent.testing.wire_server import (
     Reply,
     WireAnswer,
     WireCall,
+    WireFormat,
     open_wire_server,
 )
 
@@ -63,7 +65,7 @@ TRANSPORT = Transport(lambda: httpx2.AsyncClient(verify=CONTEXT))
 """Loads no certificates, which takes longer than a test."""
 
 
-def make(form, server, **more):
+def make(form: Any, server: Any, **more: Any) -> Any:
     make_model = {CHAT.name: OpenAIChat, RESPONSES.name: OpenAIResponses}.get(
         form.name, Anthropic
     )
@@ -89,12 +91,12 @@ class Sink:
 
 
 @pytest.fixture(params=FORMATS, ids=lambda form: form.name)
-def form(request):
+def form(request: Any) -> Any:
     return request.param
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch):
+def environment(monkeypatch: Any) -> Any:
     """No proxy and no key from outside."""
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -109,13 +111,13 @@ def environment(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_to_the_garbage_collector():
+def nothing_is_left_to_the_garbage_collector() -> Any:
     """A generator that was not left properly warns here, and warnings are errors."""
     yield
     gc.collect(1)
 
 
-async def ask(form, *script, sink=None, **more):
+async def ask(form: Any, *script: Any, sink: Any = None, **more: Any) -> Any:
     """Answer one request; no connection may be in use after it."""
     with trio.fail_after(30):
         async with open_wire_server(*script) as server:
@@ -127,7 +129,7 @@ async def ask(form, *script, sink=None, **more):
                     await server.wait_closed()
 
 
-async def fails(form, error, *script, sink=None, **more):
+async def fails(form: Any, error: Any, *script: Any, sink: Any = None, **more: Any) -> Any:
     """Fail once, and find the model as usable as before: on one and the same client."""
     with trio.fail_after(30):
         async with open_wire_server(*script) as server:
@@ -147,7 +149,7 @@ async def fails(form, error, *script, sink=None, **more):
 # ---------------------------------------------------------------- what arrives
 
 
-async def test_text_is_streamed_and_returned(form) -> None:
+async def test_text_is_streamed_and_returned(form: WireFormat) -> None:
     sink = Sink()
     output = await ask(form, form.reply(HELLO), sink=sink)
 
@@ -165,7 +167,7 @@ async def test_text_is_streamed_and_returned(form) -> None:
     )
 
 
-async def test_reasoning_text_and_several_calls_arrive_whole(form) -> None:
+async def test_reasoning_text_and_several_calls_arrive_whole(form: WireFormat) -> None:
     sink = Sink()
     output = await ask(form, form.reply(RICH), sink=sink)
     thought, said, *calls = output.items
@@ -183,14 +185,14 @@ async def test_reasoning_text_and_several_calls_arrive_whole(form) -> None:
     assert sink.text() == said.text
 
 
-def lines(separator: bytes):
+def lines(separator: bytes) -> Any:
     def change(data: bytes) -> bytes:
         return data.replace(b"\n", separator)
 
     return change
 
 
-CUTS = {
+CUTS: dict[str, Any] = {
     "byte by byte": lambda data: [data[i : i + 1] for i in range(len(data))],
     "all at once": lambda data: [data],
     "carriage returns": lambda data: [lines(b"\r")(data)],
@@ -205,7 +207,7 @@ CUTS = {
 
 
 @pytest.mark.parametrize("cut", CUTS)
-async def test_framing_makes_no_difference(form, cut) -> None:
+async def test_framing_makes_no_difference(form: Any, cut: Any) -> None:
     data = b"".join(form.events(RICH))
     sink, plain = Sink(), Sink()
     with trio.fail_after(30):
@@ -219,7 +221,7 @@ async def test_framing_makes_no_difference(form, cut) -> None:
     assert sink.pieces == plain.pieces
 
 
-async def test_characters_cut_in_half_by_escapes_are_joined(form) -> None:
+async def test_characters_cut_in_half_by_escapes_are_joined(form: WireFormat) -> None:
     data = b"".join(form.events(WireAnswer(texts=("aXX", "YYb", "XX", "c"))))
     data = data.replace(b"XX", rb"\ud83d").replace(b"YY", rb"\ude00")
     sink = Sink()
@@ -229,13 +231,15 @@ async def test_characters_cut_in_half_by_escapes_are_joined(form) -> None:
     assert sink.text() == "a😀b\ufffdc"
 
 
-async def test_a_complete_answer_does_not_wait_for_the_end_of_the_stream(form) -> None:
+async def test_a_complete_answer_waits_for_no_end_of_the_stream(
+    form: WireFormat,
+) -> None:
     output = await ask(form, form.reply(HELLO, end="linger"))
 
     assert output.items == (AssistantItem(text="Hello 🙂"),)
 
 
-async def test_one_connection_serves_one_request_after_the_other(form) -> None:
+async def test_one_connection_serves_one_request_after_the_other(form: WireFormat) -> None:
     with trio.fail_after(30):
         async with open_wire_server(*[form.reply(HELLO)] * 3) as server:
             model = make(form, server)
@@ -249,7 +253,7 @@ async def test_one_connection_serves_one_request_after_the_other(form) -> None:
 async def test_all_models_of_a_router_share_one_client() -> None:
     made = []
 
-    def client():
+    def client() -> Any:
         made.append(httpx2.AsyncClient(verify=CONTEXT))
         return made[-1]
 
@@ -276,7 +280,7 @@ REASONS = {"length", "refusal", "content_filter"}
 
 
 @pytest.mark.parametrize("reason", sorted(REASONS))
-async def test_the_outcome_says_why_the_answer_ended(form, reason) -> None:
+async def test_the_outcome_says_why_the_answer_ended(form: Any, reason: Any) -> None:
     output = await ask(form, form.reply(attrs.evolve(HELLO, reason=reason)))
     expected = "refusal" if (form, reason) == (MESSAGES, "content_filter") else reason
 
@@ -284,7 +288,7 @@ async def test_the_outcome_says_why_the_answer_ended(form, reason) -> None:
     assert output.items == (AssistantItem(text="Hello 🙂"),)
 
 
-async def test_a_call_that_was_cut_off_stays_cut_and_says_so(form) -> None:
+async def test_a_call_that_was_cut_off_stays_cut_and_says_so(form: WireFormat) -> None:
     raw = '{"path": "a.txt", "content": "half'
     answer = WireAnswer(calls=(WireCall(name="write", arguments=raw),), reason="length")
     output = await ask(form, form.reply(answer))
@@ -296,7 +300,7 @@ async def test_a_call_that_was_cut_off_stays_cut_and_says_so(form) -> None:
 @pytest.mark.parametrize(
     "answer", [WireAnswer(), WireAnswer(texts=(" \n",))], ids=["none", "blank"]
 )
-async def test_an_empty_answer_is_an_answer(form, answer) -> None:
+async def test_an_empty_answer_is_an_answer(form: Any, answer: Any) -> None:
     output = await ask(form, form.reply(answer))
 
     assert output.items == tuple(AssistantItem(text=text) for text in answer.texts)
@@ -306,13 +310,13 @@ async def test_an_empty_answer_is_an_answer(form, answer) -> None:
 
 
 @pytest.fixture
-async def exchange(form):
+async def exchange(form: WireFormat) -> Any:
     """Ask again and again over one client; whatever failed, no connection stays in use."""
     async with open_wire_server() as server:
         model = make(form, server)
         async with model.open():
 
-            async def ask_once(reply):
+            async def ask_once(reply: Any) -> Any:
                 server.add(reply)
                 with trio.fail_after(30):
                     return await model.respond(REQUEST, Sink())
@@ -323,7 +327,7 @@ async def exchange(form):
             await server.wait_closed()
 
 
-async def test_a_stream_that_ends_early_is_never_an_answer(form, exchange) -> None:
+async def test_an_early_end_is_never_an_answer(form: WireFormat, exchange: Any) -> None:
     """Cut after every event, by each of the three ways a connection can end."""
     events = form.events(RICH)
     complete = 0
@@ -341,7 +345,9 @@ async def test_a_stream_that_ends_early_is_never_an_answer(form, exchange) -> No
     assert complete == (2 if form is CHAT else 0)
 
 
-async def test_an_error_event_fails_the_answer_after_every_event(form, exchange) -> None:
+async def test_an_error_event_fails_the_answer_wherever_it_comes(
+    form: Any, exchange: Any
+) -> None:
     events = form.events(RICH)
     for count in range(len(events) - 1):
         with pytest.raises(ProviderError) as caught:
@@ -350,7 +356,7 @@ async def test_an_error_event_fails_the_answer_after_every_event(form, exchange)
         assert caught.value.status in {500, 529}
 
 
-SILENCE = {
+SILENCE: dict[str, Any] = {
     "before the headers": lambda _: Reply(before="stall"),
     "before the first event": lambda _: Reply(end="stall"),
     "in the middle": lambda form: Reply(chunks=form.events(RICH)[:4], end="stall"),
@@ -360,13 +366,13 @@ SILENCE = {
 
 
 @pytest.mark.parametrize("where", SILENCE)
-async def test_silence_is_cut_at_the_idle_limit(form, where) -> None:
+async def test_silence_is_cut_at_the_idle_limit(form: Any, where: Any) -> None:
     error = await fails(form, StreamInterruptedError, SILENCE[where](form), read_timeout=0.2)
 
     assert error.retryable
 
 
-async def test_a_stream_that_never_ends_is_cut_at_the_whole_limit(form) -> None:
+async def test_a_stream_that_never_ends_is_cut_at_the_whole_limit(form: WireFormat) -> None:
     async with open_wire_server() as server:
         model = make(form, server, request_timeout=0.3)
 
@@ -381,7 +387,7 @@ async def test_a_stream_that_never_ends_is_cut_at_the_whole_limit(form) -> None:
 
 
 @pytest.mark.parametrize("where", SILENCE)
-async def test_cancelling_during_silence_closes_the_connection(form, where) -> None:
+async def test_cancelling_during_silence_closes_the_connection(form: Any, where: Any) -> None:
     with trio.fail_after(30):
         async with open_wire_server(SILENCE[where](form), form.reply(HELLO)) as server:
             model = make(form, server)
@@ -395,7 +401,7 @@ async def test_cancelling_during_silence_closes_the_connection(form, where) -> N
             await server.wait_closed()
 
 
-async def test_leaving_while_text_is_passed_on_closes_the_connection(form) -> None:
+async def test_leaving_while_text_is_passed_on_closes_the_connection(form: WireFormat) -> None:
     """Cancelled in `emit`, and an error of `emit`: that error leaves as it came."""
 
     class FullError(Exception):
@@ -424,13 +430,13 @@ async def test_leaving_while_text_is_passed_on_closes_the_connection(form) -> No
                 await server.wait_closed()
 
 
-async def test_a_reset_before_the_answer_may_be_tried_again(form) -> None:
+async def test_a_reset_before_the_answer_may_be_tried_again(form: WireFormat) -> None:
     error = await fails(form, StreamInterruptedError, Reply(before="reset"))
 
     assert error.retryable
 
 
-async def test_a_refused_connection_may_be_tried_again(form) -> None:
+async def test_a_refused_connection_may_be_tried_again(form: WireFormat) -> None:
     async with open_wire_server() as server:
         model = make(form, server)
     with pytest.raises(ProviderError) as caught:
@@ -453,7 +459,7 @@ STATUSES = {
 
 
 @pytest.mark.parametrize("status", STATUSES)
-async def test_a_status_says_whether_to_try_again(form, status) -> None:
+async def test_a_status_says_whether_to_try_again(form: Any, status: Any) -> None:
     body = {"error": {"message": "no such thing", "type": "x"}}
     plain = await fails(form, ProviderError, Reply.failure(status, body))
     timed = await fails(form, ProviderError, Reply.failure(status, body, retry_after="7"))
@@ -476,7 +482,7 @@ async def test_a_status_says_whether_to_try_again(form, status) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_refused_credentials_have_their_own_error(form, status) -> None:
+async def test_refused_credentials_have_their_own_error(form: Any, status: Any) -> None:
     error = await fails(form, AuthError, Reply.failure(status, {"error": "bad key " + KEY}))
 
     assert error.status == status
@@ -499,13 +505,13 @@ OVERFLOWS = [
 
 
 @pytest.mark.parametrize(("status", "body"), OVERFLOWS)
-async def test_an_overflow_is_one_whatever_its_words(form, status, body) -> None:
+async def test_an_overflow_is_one_whatever_its_words(form: Any, status: Any, body: Any) -> None:
     error = await fails(form, ContextOverflowError, Reply.failure(status, body))
 
     assert not error.retryable
 
 
-async def test_an_overflow_inside_a_stream_is_one_too(form) -> None:
+async def test_an_overflow_inside_a_stream_is_one_too(form: WireFormat) -> None:
     from trio_agent.testing.wire_server import sse
 
     inner = {"type": "invalid_request_error", "message": "prompt is too long: 9 > 8"}
@@ -522,13 +528,13 @@ NO_STREAM = {
 
 
 @pytest.mark.parametrize("kind", NO_STREAM)
-async def test_what_is_no_stream_fails_at_once(form, kind) -> None:
+async def test_what_is_no_stream_fails_at_once(form: Any, kind: Any) -> None:
     error = await fails(form, ProviderError, NO_STREAM[kind])
 
     assert not error.retryable
 
 
-async def test_an_error_body_that_breaks_off_keeps_what_is_known(form) -> None:
+async def test_an_error_body_that_breaks_off_keeps_what_is_known(form: WireFormat) -> None:
     reply = attrs.evolve(Reply.failure(503, {"error": "x"}, retry_after="3"), end="drop")
     error = await fails(form, ProviderError, reply)
 
@@ -536,18 +542,20 @@ async def test_an_error_body_that_breaks_off_keeps_what_is_known(form) -> None:
 
 
 @pytest.mark.parametrize("body", [b"x" * 1_000_000, "🙂".encode() * 20_000], ids=["x", "wide"])
-async def test_an_error_message_is_short(form, body) -> None:
+async def test_an_error_message_is_short(form: Any, body: Any) -> None:
     error = await fails(form, ProviderError, Reply.failure(400, body))
 
     assert len(str(error).encode()) <= MAX_ERROR_MESSAGE_BYTES
 
 
 @pytest.mark.parametrize("event", [b"data: {broken\n\n", b"data: [1]\n\n", b"data: \xff\n\n"])
-async def test_an_event_that_is_no_json_object_breaks_the_stream(form, event) -> None:
+async def test_an_event_that_is_no_json_object_breaks_the_stream(form: Any, event: Any) -> None:
     await fails(form, StreamInterruptedError, Reply(chunks=[form.events(RICH)[0], event]))
 
 
-async def test_an_answer_of_the_largest_size_passes_and_a_larger_one_does_not(form) -> None:
+async def test_the_largest_answer_passes_and_a_larger_one_does_not(
+    form: Any,
+) -> None:
     piece = "y" * 1_048_576
     whole = WireAnswer(texts=(piece,) * (MAX_MODEL_OUTPUT_BYTES // len(piece)))
     output = await ask(form, form.reply(whole))
@@ -559,7 +567,7 @@ async def test_an_answer_of_the_largest_size_passes_and_a_larger_one_does_not(fo
     assert not error.retryable
 
 
-async def test_more_calls_than_allowed_are_refused(form) -> None:
+async def test_more_calls_than_allowed_are_refused(form: WireFormat) -> None:
     def calls(count: int) -> WireAnswer:
         return WireAnswer(
             calls=tuple(WireCall(name="t", call_id=f"c{n}") for n in range(count))
@@ -575,7 +583,7 @@ async def test_more_calls_than_allowed_are_refused(form) -> None:
 # ---------------------------------------------------------------- keys
 
 
-async def test_the_key_is_in_the_header_and_nowhere_else(form, caplog) -> None:
+async def test_the_key_is_in_the_header_and_nowhere_else(form: Any, caplog: Any) -> None:
     caplog.set_level(logging.DEBUG)
     async with open_wire_server(
         Reply.failure(401, {"error": {"message": f"Incorrect API key provided: {KEY}"}}),
@@ -597,7 +605,7 @@ async def test_the_key_is_in_the_header_and_nowhere_else(form, caplog) -> None:
     assert all(KEY.encode() not in seen.raw for seen in server.seen)
 
 
-async def test_a_server_of_ones_own_needs_no_key(form) -> None:
+async def test_a_server_of_ones_own_needs_no_key(form: WireFormat) -> None:
     async with open_wire_server(form.reply(HELLO)) as server:
         await make(form, server, api_key=None, transport=None).respond(REQUEST, Sink())
 
@@ -612,7 +620,7 @@ async def test_importing_an_adapter_does_not_import_httpx2() -> None:
     await trio.run_process([sys.executable, "-c", code])
 
 
-async def test_a_missing_package_is_named(form, monkeypatch) -> None:
+async def test_a_missing_package_is_named(form: Any, monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "httpx2", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     async with open_wire_server() as server:

@@ -9,6 +9,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -44,7 +45,7 @@ def model_file() -> Path:
 
 
 @pytest.fixture(scope="module")
-def server_url():
+def server_url() -> Any:
     """One server for all tests, in a process of its own, ended by the end of its input."""
     with subprocess.Popen(
         [sys.executable, "-c", SERVER, str(model_file())],
@@ -65,7 +66,7 @@ def server_url():
 
 
 @pytest.fixture(params=["openai-chat", "openai", "anthropic"])
-def model(request, server_url, monkeypatch):
+def model(request: Any, server_url: Any, monkeypatch: Any) -> Any:
     for name in ("HTTP_PROXY", "ALL_PROXY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
@@ -74,7 +75,7 @@ def model(request, server_url, monkeypatch):
     return make[request.param]("any", base_url=base, max_output_tokens=6)
 
 
-async def test_it_answers_is_cut_and_answers_again(model) -> None:
+async def test_it_answers_is_cut_and_answers_again(model: Any) -> None:
     """A stream, one that is cancelled in its middle, and a history that goes on."""
     pieces: list[str] = []
 
@@ -110,7 +111,7 @@ async def test_it_answers_is_cut_and_answers_again(model) -> None:
     assert "".join(pieces) == "".join(item.text for item in (*first.items, *second.items))
 
 
-async def test_it_says_in_its_own_words_that_a_request_is_too_large(model) -> None:
+async def test_it_says_in_its_own_words_that_a_request_is_too_large(model: Any) -> None:
     async def ignore(_text: str, _phase: str = "final_answer") -> None:
         await trio.lowlevel.checkpoint()
 

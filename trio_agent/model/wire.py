@@ -150,9 +150,14 @@ def turns(
     outputs: list[ToolOutputItem] = []
 
     def end_said() -> None:
-        if said:
+        if not said:
+            return
+        before = found[-1] if found else None
+        if isinstance(before, Said):  # the answer that stood between was empty
+            found[-1] = Said(items=(*before.items, *said))
+        else:
             found.append(Said(items=tuple(said)))
-            said.clear()
+        said.clear()
 
     def end_answer() -> None:
         if any(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.utils
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -48,7 +49,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("message", OVERFLOWS)
-def test_every_way_to_say_that_a_request_is_too_large(message) -> None:
+def test_every_way_to_say_that_a_request_is_too_large(message: Any) -> None:
     assert is_overflow(400, "", message)
     body = json.dumps({"error": {"message": message, "type": "invalid_request_error"}})
     assert isinstance(refusal("p", 400, body), ContextOverflowError)
@@ -56,7 +57,7 @@ def test_every_way_to_say_that_a_request_is_too_large(message) -> None:
 
 
 @pytest.mark.parametrize("message", OTHERS)
-def test_limits_of_other_kinds_are_no_overflow(message) -> None:
+def test_limits_of_other_kinds_are_no_overflow(message: Any) -> None:
     assert not is_overflow(400, "invalid_request_error", message)
 
 
@@ -72,7 +73,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_providers_own_message_is_found_in_every_shape(shape) -> None:
+def test_the_providers_own_message_is_found_in_every_shape(shape: Any) -> None:
     error = refusal("p", 400, json.dumps(shape))
 
     assert "what" in str(error)
@@ -96,7 +97,7 @@ EVENTS = [
 
 @pytest.mark.parametrize(("event", "status", "retryable"), EVENTS)
 def test_an_error_in_a_stream_has_the_status_it_would_have_had(
-    event, status, retryable
+    event: Any, status: Any, retryable: Any
 ) -> None:
     error = event_refusal("p", event)
 
@@ -141,12 +142,12 @@ NOW = email.utils.parsedate_to_datetime(DATE).timestamp()
         ({"retry-after-ms": "x", "retry-after": "9"}, 9.0),
     ],
 )
-def test_a_wait_is_understood_as_seconds_or_as_a_date(headers, expected) -> None:
+def test_a_wait_is_understood_as_seconds_or_as_a_date(headers: Any, expected: Any) -> None:
     assert retry_after_seconds(headers, now=NOW) == expected
 
 
 @given(st.dictionaries(st.sampled_from(["retry-after", "date", "retry-after-ms"]), st.text()))
-def test_no_header_breaks_the_reading_of_a_wait(headers) -> None:
+def test_no_header_breaks_the_reading_of_a_wait(headers: Any) -> None:
     found = retry_after_seconds(headers, now=NOW)
 
     assert found is None or found >= 0
@@ -166,7 +167,7 @@ json_values = st.recursive(
 
 
 @given(json_values, st.sampled_from([400, 401, 413, 429, 500]))
-def test_every_body_becomes_one_short_error(value, status) -> None:
+def test_every_body_becomes_one_short_error(value: Any, status: Any) -> None:
     for error in (
         refusal("p", status, json.dumps(value)),
         refusal("p", status, str(value)),
@@ -189,7 +190,7 @@ SECRETS = [
     "text",
     ["bad key {}", "Authorization: Bearer {}", '"x-api-key": "{}"', "bearer {}", "{}", "({})"],
 )
-def test_no_credential_is_shown(secret, text) -> None:
+def test_no_credential_is_shown(secret: Any, text: Any) -> None:
     assert secret not in scrub(text.format(secret), [secret, ""])
     if secret.startswith("sk-") or ":" in text or "bearer" in text:
         assert secret not in scrub(text.format(secret))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from trio_agent.errors import ProviderError, StreamInterruptedError
 from trio_agent.model.anthropic import AnthropicReader
-from trio_agent.model.base import ModelCall, ModelOutput
+from trio_agent.model.base import ModelCall
 from trio_agent.model.openai_chat import ChatReader
 from trio_agent.model.openai_responses import ResponsesReader
 from trio_agent.protocol.items import AssistantItem, ReasoningItem, Sealed
@@ -25,7 +26,7 @@ READERS = {
 }
 
 
-def read(reader, *events) -> ModelOutput:
+def read(reader: Any, *events: Any) -> Any:
     """Feed *events*; check that what was passed on is what is returned."""
     passed = {"reasoning": "", "commentary": "", "final_answer": ""}
     for event in events:
@@ -46,20 +47,22 @@ def read(reader, *events) -> ModelOutput:
 # ---------------------------------------------------------------- chat
 
 
-def piece(index=None, id=None, name=None, arguments=None) -> dict:  # noqa: A002
+def piece(
+    index: Any = None, call_id: Any = None, name: Any = None, arguments: Any = None
+) -> dict[str, Any]:
     function = {"name": name, "arguments": arguments}
-    found = {"index": index, "id": id}
+    found = {"index": index, "id": call_id}
     return {
         **{key: value for key, value in found.items() if value is not None},
         "function": {key: value for key, value in function.items() if value is not None},
     }
 
 
-def delta(finish=None, **content) -> dict:
+def delta(finish: Any = None, **content: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": content, "finish_reason": finish}]}
 
 
-def chat(*events) -> ModelOutput:
+def chat(*events: Any) -> Any:
     return read(ChatReader("p", NAMES), *events, "[DONE]")
 
 
@@ -124,7 +127,9 @@ NUMBERINGS = {
 
 @pytest.mark.parametrize("numbering", NUMBERINGS)
 @pytest.mark.parametrize("together", [False, True], ids=["one event each", "one event"])
-def test_calls_are_told_apart_however_their_pieces_are_numbered(numbering, together) -> None:
+def test_calls_are_told_apart_however_pieces_are_numbered(
+    numbering: Any, together: Any
+) -> None:
     pieces = NUMBERINGS[numbering]
     events = [delta(tool_calls=pieces)] if together else [delta(tool_calls=[p]) for p in pieces]
     output = chat(*events, delta("tool_calls"))
@@ -145,14 +150,14 @@ NAMELESS = {
 
 
 @pytest.mark.parametrize("kind", NAMELESS)
-def test_calls_without_ids_of_their_own_are_never_joined(kind) -> None:
+def test_calls_without_ids_of_their_own_are_never_joined(kind: Any) -> None:
     output = chat(*(delta(tool_calls=[p]) for p in NAMELESS[kind]), delta("tool_calls"))
 
     assert [call.arguments for call in output.items] == [BERLIN, ROME]
 
 
 @st.composite
-def numbered(draw):
+def numbered(draw: Any) -> Any:
     """Parallel calls with ids of their own, cut and mixed in any honest way."""
     count = draw(st.integers(1, 5))
     arguments = [json.dumps({"n": n, "t": draw(st.text(max_size=8))}) for n in range(count)]
@@ -172,7 +177,7 @@ def numbered(draw):
 
 
 @given(numbered())
-def test_honest_pieces_may_come_in_any_order(case) -> None:
+def test_honest_pieces_may_come_in_any_order(case: Any) -> None:
     arguments, pieces = case
     output = chat(*(delta(tool_calls=[p]) for p in pieces), delta("tool_calls"))
     found = {call.call_id: call.arguments for call in output.items}
@@ -192,7 +197,7 @@ def test_honest_pieces_may_come_in_any_order(case) -> None:
         max_size=8,
     )
 )
-def test_two_whole_calls_are_never_joined_and_nothing_is_lost(pieces) -> None:
+def test_two_whole_calls_are_never_joined_and_nothing_is_lost(pieces: Any) -> None:
     output = chat(delta(tool_calls=pieces), delta("tool_calls"))
     sent = "".join(p["function"].get("arguments", "") for p in pieces)
     kept = "".join(call.arguments for call in output.items if call.arguments != "{}")
@@ -244,12 +249,12 @@ REASONS = {
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_a_reason_is_understood_whatever_its_name(reason) -> None:
+def test_a_reason_is_understood_whatever_its_name(reason: Any) -> None:
     assert chat(delta(content="x"), delta(reason)).finish_reason == REASONS[reason]
 
 
 @pytest.mark.parametrize("reason", [None, "", "error", "abort"])
-def test_an_answer_without_a_reason_is_not_complete(reason) -> None:
+def test_an_answer_without_a_reason_is_not_complete(reason: Any) -> None:
     with pytest.raises(StreamInterruptedError):
         chat(delta(content="x"), delta(reason))
 
@@ -268,18 +273,18 @@ def test_usage_is_read_where_servers_put_it() -> None:
 # ---------------------------------------------------------------- responses
 
 
-def responses(*events) -> ModelOutput:
+def responses(*events: Any) -> Any:
     return read(ResponsesReader("p", NAMES), *events)
 
 
-def completed(*output, status="completed", **more) -> dict:
+def completed(*output: Any, status: Any = "completed", **more: Any) -> dict[str, Any]:
     return {
         "type": f"response.{status}",
         "response": {"status": status, "output": output, **more},
     }
 
 
-def message(text: str, **more) -> dict:
+def message(text: str, **more: Any) -> dict[str, Any]:
     return {"type": "message", "content": [{"type": "output_text", "text": text}], **more}
 
 
@@ -383,7 +388,7 @@ def test_sealed_reasoning_loses_what_a_server_without_memory_cannot_resolve() ->
         {"error": {"message": "x"}},
     ],
 )
-def test_a_failed_response_is_an_error(event) -> None:
+def test_a_failed_response_is_an_error(event: Any) -> None:
     with pytest.raises(ProviderError) as caught:
         responses(event)
 
@@ -393,7 +398,7 @@ def test_a_failed_response_is_an_error(event) -> None:
 # ---------------------------------------------------------------- anthropic
 
 
-def block(index: int, start: dict, *deltas: dict) -> list[dict]:
+def block(index: int, start: dict[str, Any], *deltas: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {"type": "content_block_start", "index": index, "content_block": start},
         *({"type": "content_block_delta", "index": index, "delta": d} for d in deltas),
@@ -401,7 +406,7 @@ def block(index: int, start: dict, *deltas: dict) -> list[dict]:
     ]
 
 
-def anthropic(*events, stop="end_turn", **usage) -> ModelOutput:
+def anthropic(*events: Any, stop: Any = "end_turn", **usage: Any) -> Any:
     return read(
         AnthropicReader("p", NAMES),
         {"type": "message_start", "message": {"usage": {"input_tokens": 3}}},
@@ -467,7 +472,7 @@ STOPS = {
 
 
 @pytest.mark.parametrize("stop", STOPS)
-def test_a_stop_reason_is_understood(stop) -> None:
+def test_a_stop_reason_is_understood(stop: Any) -> None:
     output = anthropic(*block(0, {"type": "text", "text": "x"}), stop=stop)
 
     assert output.finish_reason == STOPS[stop]
@@ -509,7 +514,7 @@ def test_input_of_a_call_may_come_whole_or_not_at_all() -> None:
         [{"type": "content_block_start", "content_block": {"type": "text"}}],
     ],
 )
-def test_blocks_in_disorder_break_the_stream(events) -> None:
+def test_blocks_in_disorder_break_the_stream(events: Any) -> None:
     with pytest.raises(StreamInterruptedError):
         anthropic(*events)
 
@@ -552,7 +557,7 @@ def data_of(event: bytes) -> str:
 
 @given(answers, st.sampled_from(FORMATS))
 def test_every_answer_arrives_as_it_was_meant_and_no_part_of_it_is_an_answer(
-    answer, form
+    answer: Any, form: Any
 ) -> None:
     """Mutants that this finds: a lost or doubled delta, names not mapped back, calls joined,
     an answer without its last event taken as whole."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 
@@ -33,7 +35,7 @@ def output(call_id: str = "c1") -> ToolOutputItem:
     return ToolOutputItem(call_id=call_id, output="done")
 
 
-def request(*items, **more) -> ModelRequest:
+def request(*items: Any, **more: Any) -> ModelRequest:
     return ModelRequest(instructions="be kind", items=items, **more)
 
 
@@ -79,7 +81,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-async def test_a_history_that_providers_take_is_passed_on(name) -> None:
+async def test_a_history_that_providers_take_is_passed_on(name: Any) -> None:
     inner = ScriptedModel("yes")
     strict = StrictModel(inner)
     await strict.respond(request(*GOOD[name]), Sink())
@@ -89,7 +91,7 @@ async def test_a_history_that_providers_take_is_passed_on(name) -> None:
 
 
 @pytest.mark.parametrize("name", BAD)
-async def test_a_history_that_providers_refuse_is_refused(name) -> None:
+async def test_a_history_that_providers_refuse_is_refused(name: Any) -> None:
     inner = ScriptedModel("yes")
     strict = StrictModel(inner)
     with pytest.raises(ProviderError) as caught:
@@ -129,7 +131,7 @@ async def test_tools_need_distinct_names_and_object_schemas() -> None:
 
 
 async def test_a_script_is_answered_entry_by_entry_and_streamed() -> None:
-    async def answer(asked: ModelRequest, emit) -> ModelOutput:
+    async def answer(asked: ModelRequest, emit: Any) -> ModelOutput:
         await emit("by hand")
         return ModelOutput.answer("by hand")
 
@@ -184,7 +186,7 @@ async def test_an_exhausted_script_can_be_an_error() -> None:
         await ScriptedModel(exhausted="error").respond(request(USER), Sink())
 
 
-async def test_steps_can_wait_and_stall(autojump_clock) -> None:
+async def test_steps_can_wait_and_stall(autojump_clock: Any) -> None:
     gate = trio.Event()
     model = ScriptedModel([models.wait(gate), models.text("late")], [models.stall()])
     async with trio.open_nursery() as nursery:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import attrs
 import pytest
@@ -38,9 +39,9 @@ texts = st.sampled_from(["", " \n", "hi", "grüß 🙂", "trailing "])
 
 
 @st.composite
-def histories(draw) -> tuple:
+def histories(draw: Any) -> tuple[Any, ...]:
     """Any history that an engine could hold, with the blanks that a model could say."""
-    items: list = []
+    items: list[Any] = []
     for turn in range(draw(st.integers(0, 5))):
         picture = st.just(ImageItem(media_type="image/png", data="AA=="))
         message = st.builds(lambda text: UserItem(text=text), texts)
@@ -76,7 +77,7 @@ def histories(draw) -> tuple:
 
 @given(histories(), texts)
 def test_every_history_becomes_a_request_that_a_strict_server_takes(
-    items, instructions
+    items: Any, instructions: Any
 ) -> None:
     """Mutants that this finds: blanks kept, lone reasoning kept, foreign seals sent, the
     provider's call ids sent, two user messages in a row."""
@@ -95,7 +96,7 @@ def test_every_history_becomes_a_request_that_a_strict_server_takes(
 
 
 @given(histories(), st.sampled_from(BINDINGS))
-def test_own_items_are_a_history_and_lose_only_what_cannot_be_sent(items, binding) -> None:
+def test_own_items_lose_only_what_cannot_be_sent(items: Any, binding: Any) -> None:
     kept = wire.own_items(items, binding)
 
     assert history_fault(kept, provider=binding) is None
@@ -110,7 +111,7 @@ def test_own_items_are_a_history_and_lose_only_what_cannot_be_sent(items, bindin
 
 
 @given(st.lists(names, unique=True, max_size=8))
-def test_mapped_names_are_legal_distinct_and_lead_back(tools) -> None:
+def test_mapped_names_are_legal_distinct_and_lead_back(tools: Any) -> None:
     definitions = [
         ToolDefinition(name=name, description="", parameters={"type": "object"})
         for name in tools
@@ -125,7 +126,7 @@ def test_mapped_names_are_legal_distinct_and_lead_back(tools) -> None:
 
 
 @given(st.text(), st.lists(st.integers(0, 12)))
-def test_halves_of_characters_are_joined_wherever_a_text_is_cut(text, cuts) -> None:
+def test_halves_of_characters_are_joined_wherever_a_text_is_cut(text: Any, cuts: Any) -> None:
     """Cut between any two UTF-16 units, as a server that counts those does."""
     data = text.encode("utf-16-le")
     units = [data[i : i + 2] for i in range(0, len(data), 2)]
@@ -155,13 +156,13 @@ def test_a_request_is_strict_json_in_strict_utf8() -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 2**63, -0.5e9, float(2**70), 0.5, float("inf")])
-def test_a_count_of_tokens_that_no_answer_can_cost_is_refused(bad) -> None:
+def test_a_count_of_tokens_that_no_answer_can_cost_is_refused(bad: Any) -> None:
     with pytest.raises(ProviderError):
         wire.token_count({"a": {"b": bad}}, "a", "b")
 
 
 @pytest.mark.parametrize("missing", [None, "3", True, [], {}])
-def test_a_count_of_tokens_that_is_none_counts_nothing(missing) -> None:
+def test_a_count_of_tokens_that_is_none_counts_nothing(missing: Any) -> None:
     assert wire.token_count({"a": missing}, "a") == 0
     assert wire.token_count({"a": 3.0}, "a") == 3
 
