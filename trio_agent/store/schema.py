@@ -210,7 +210,7 @@ def prepare(path: Path, *, migrations: Sequence[str] = MIGRATIONS) -> None:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, timeout=0, isolation_level=None)
     try:
-        if waited(lambda: _version(connection, path, len(migrations))) < len(migrations):
+        if waited(lambda: _version_now(connection, path, len(migrations))) < len(migrations):
             waited(lambda: connection.execute("PRAGMA auto_vacuum=INCREMENTAL"))
             _use_wal(connection, path)
             while _step(connection, path, migrations):
@@ -219,6 +219,15 @@ def prepare(path: Path, *, migrations: Sequence[str] = MIGRATIONS) -> None:
             _use_wal(connection, path)
     finally:
         connection.close()
+
+
+def _version_now(connection: sqlite3.Connection, path: Path, newest: int) -> int:
+    """Return `_version` in one view: another process may be writing its parts right now."""
+    connection.execute("BEGIN")
+    try:
+        return _version(connection, path, newest)
+    finally:
+        connection.execute("ROLLBACK")
 
 
 def _version(connection: sqlite3.Connection, path: Path, newest: int) -> int:
@@ -269,8 +278,8 @@ def statements(script: str) -> list[str]:
     """Split *script* into statements; `executescript` would commit by itself first."""
     found: list[str] = []
     rest = ""
-    for line in script.splitlines(keepends=True):
-        rest += line
+    for piece in script.split(";")[:-1]:
+        rest += piece + ";"
         if sqlite3.complete_statement(rest):
             found.append(rest)
             rest = ""

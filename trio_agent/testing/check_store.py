@@ -899,19 +899,9 @@ async def rival_saves(store: CheckpointStore, again: Again) -> None:
         for number in range(5):
             results: list[str] = []
 
-            async def save(
-                who: CheckpointStore, name: str, results: list[str] = results
-            ) -> None:
-                rival = following(checkpoint, UserItem(text=name))
-                try:
-                    await who.save(rival, rival.context[-1:], events=[note(name)])
-                    results.append(name)
-                except StaleSessionError:
-                    pass
-
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(save, store, "one")
-                nursery.start_soon(save, other, "other")
+                nursery.start_soon(_rival, store, checkpoint, "one", results)
+                nursery.start_soon(_rival, other, checkpoint, "other", results)
             assert len(results) == 1, f"round {number}: {results} both won"
             loaded = await other.load("s")
             assert loaded is not None
