@@ -33,18 +33,19 @@ def rule(
         granted: Whether a person has approved this call, now or for the session.
         network: Whether that approval included the network.
 
-    A call that needs no approval runs at once and may change nothing, whatever the
-    policy. ``ALLOW`` and ``ALLOW_NETWORK`` wave a call through only if it is
+    A call that needs no approval runs at once and is granted nothing, whatever the
+    policy; nor is one that is still asked about. ``ALLOW`` and ``ALLOW_NETWORK`` wave a call through only if it is
     ``sandboxed``: what acts outside is not theirs to allow.
     """
     full = policy is ApprovalPolicy.FULL_ACCESS
     waved = full or (policy is not ApprovalPolicy.ASK and sandboxed)
-    runs = not needs_approval or granted or waved
+    acts = needs_approval and (granted or waved)
+    reaches = (granted and network) or full or policy is ApprovalPolicy.ALLOW_NETWORK
     return Ruling(
-        ask=not runs,
+        ask=needs_approval and not acts,
         permissions=Permissions(
-            mutate=needs_approval and runs,
-            network=network or full or policy is ApprovalPolicy.ALLOW_NETWORK,
-            full_access=full and needs_approval,
+            mutate=acts,
+            network=acts and reaches,
+            full_access=acts and full,
         ),
     )

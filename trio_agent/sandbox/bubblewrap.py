@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -157,17 +157,28 @@ class Bubblewrap:
         env: dict[str, str],
         stdout: Sink,
         stderr: Sink,
+        files: Mapping[str, str] | None = None,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> int:
         """Run *argv* inside *flags* and return its exit code, 128 + n for a signal n.
 
-        *env* is also bubblewrap's own, since a command can read it there.
+        *env* is also bubblewrap's own, since a command can read it there. *files* are
+        made inside, by their path and text.
 
         Raises:
             SandboxError: If bubblewrap failed before *argv* ran.
         """
         complaints = _Complaints(stderr)
-        with _argument_file(flags) as arguments, _status_pipe() as (reader, writer):
+        with contextlib.ExitStack() as stack:
+            given = list(flags)
+            pass_fds: list[int] = []
+            for path, text in (files or {}).items():
+                descriptor = stack.enter_context(_memory_file(os.fsencode(text)))
+                pass_fds.append(descriptor)
+                given += ["--file", str(descriptor), path]
+            packed = b"".join(os.fsencode(flag) + b"\0" for flag in given)
+            arguments = stack.enter_context(_memory_file(packed))
+            reader, writer = stack.enter_context(_status_pipe())
             code = await run_process(
                 [
                     self.executable,
@@ -182,7 +193,7 @@ class Bubblewrap:
                 env=env,
                 stdout=stdout,
                 stderr=complaints,
-                pass_fds=(arguments, writer),
+                pass_fds=(arguments, writer, *pass_fds),
                 task_status=task_status,
             )
             reported = _reported_exit(reader)
@@ -237,10 +248,11 @@ class _Complaints:
 
 
 @contextlib.contextmanager
-def _argument_file(flags: Iterable[str]) -> Generator[int]:
-    descriptor = os.memfd_create("bubblewrap-arguments", os.MFD_CLOEXEC)
+def _memory_file(data: bytes) -> Generator[int]:
+    descriptor = os.memfd_create("bubblewrap", os.MFD_CLOEXEC)
     try:
-        os.write(descriptor, b"".join(os.fsencode(flag) + b"\0" for flag in flags))
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
+            file.write(data)
         os.lseek(descriptor, 0, os.SEEK_SET)
         yield descriptor
     finally:

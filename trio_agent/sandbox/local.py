@@ -58,6 +58,16 @@ _DIES_WITH_ENGINE: Final = (
 holds open. When the engine is gone, however it went, the watcher ends the group."""
 
 
+_IGNORED_BY_GIT: Final = f"{TEMPORARY}/.gitignore"
+
+_GIT_IGNORES: Final = {
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "core.excludesFile",
+    "GIT_CONFIG_VALUE_0": _IGNORED_BY_GIT,
+}
+"""Without it ``git add -A`` would take the placeholders of protected paths along."""
+
+
 class LocalSandbox:
     """A directory of this machine: its files, and commands that are confined to it.
 
@@ -235,6 +245,8 @@ class LocalSandbox:
         wrap = self._bubblewrap()
         env = self._isolated_environment()
         async with self._held_protection() as mounts:
+            made = [f"/{mount.path}\n" for mount in mounts if mount.placeholder]
+            env |= _GIT_IGNORES
             await self._prove(wrap, env, network=permissions.network, mounts=mounts)
             network = permissions.network
             flags = await _in_thread(lambda: wrap.flags(network=network, mounts=mounts))
@@ -244,6 +256,7 @@ class LocalSandbox:
                 env=env,
                 stdout=stdout,
                 stderr=stderr,
+                files={_IGNORED_BY_GIT: "".join(made)},
                 task_status=task_status,
             )
 
