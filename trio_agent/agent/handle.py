@@ -42,18 +42,27 @@ class Snapshot(Record):
     last_event_sequence: int
 
 
-@attrs.define(eq=False, repr=False)
 class Agent:
     """A running session. Obtain one from `create_agent`; any task may use it."""
 
-    _opening: Opening
-    _intake: Intake
-    _store: CheckpointStore
-    session: SessionConfigured
-    sender: AgentSender
-    events: Reader
-    frontend: tuple[Contribution, ...]
-    _closed: bool = attrs.field(default=False, init=False)
+    def __init__(
+        self,
+        opening: Opening,
+        intake: Intake,
+        store: CheckpointStore,
+        session: SessionConfigured,
+        sender: AgentSender,
+        events: Reader,
+        frontend: tuple[Contribution, ...],
+    ) -> None:
+        self._opening = opening
+        self._intake = intake
+        self._store = store
+        self.session = session
+        self.sender = sender
+        self.events = events
+        self.frontend = frontend
+        self._closed = False
 
     @property
     def session_id(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from typing import Self
 
-import attrs
 import outcome
 import trio
 
@@ -17,17 +16,22 @@ from trio_agent.state.intake import Expectation
 from trio_agent.store.base import Receipt
 
 
-@attrs.define(eq=False, repr=False)
 class Envelope:
     """A submission on its way, and the task that waits for its receipt."""
 
-    submission: Submission
-    expect: Expectation = None
-    named: bool = False
-    taken: bool = attrs.field(default=False, init=False)
-    withdrawn: bool = attrs.field(default=False, init=False)
-    _answer: outcome.Outcome[Receipt] | None = attrs.field(default=None, init=False)
-    _task: trio.lowlevel.Task | None = attrs.field(default=None, init=False)
+    def __init__(
+        self,
+        submission: Submission,
+        expect: Expectation = None,
+        named: bool = False,
+    ) -> None:
+        self.submission = submission
+        self.expect = expect
+        self.named = named
+        self.taken = False
+        self.withdrawn = False
+        self._answer: outcome.Outcome[Receipt] | None = None
+        self._task: trio.lowlevel.Task | None = None
 
     def take(self) -> bool:
         """Take it up; false if its sender was cancelled before. Not a checkpoint."""
@@ -112,16 +116,21 @@ def over(reason: BaseException | None) -> StoppedError:
     return error
 
 
-@attrs.define(eq=False, repr=False)
 class AgentSender:
     """One way into a session. The session ends when the last of them is closed.
 
     Use `clone` to give other tasks their own, each in a ``with`` block.
     """
 
-    _inbox: Inbox
-    _channel: trio.MemorySendChannel[Envelope]
-    _ambient: Ambient
+    def __init__(
+        self,
+        inbox: Inbox,
+        channel: trio.MemorySendChannel[Envelope],
+        ambient: Ambient,
+    ) -> None:
+        self._inbox = inbox
+        self._channel = channel
+        self._ambient = ambient
 
     async def submit(
         self,

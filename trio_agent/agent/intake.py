@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, assert_never
 
-import attrs
 import outcome
 
 from trio_agent.agent.consent import ABORTED, decision_parts
@@ -56,16 +55,22 @@ from trio_agent.store.base import CheckpointStore, Receipt, SessionSummary
 INTERRUPTED: Final = "interrupted"
 
 
-@attrs.define(eq=False, repr=False)
 class Intake:
     """Decides submissions: refuses them, or commits what they mean and acts on it."""
 
-    opening: Opening
-    runner: Runner
-    inbox: Inbox
-    store: CheckpointStore
-    renamed: dict[str, str] = attrs.field(factory=dict[str, str], init=False)
-    withdrawn: set[str] = attrs.field(factory=set[str], init=False)
+    def __init__(
+        self,
+        opening: Opening,
+        runner: Runner,
+        inbox: Inbox,
+        store: CheckpointStore,
+    ) -> None:
+        self.opening = opening
+        self.runner = runner
+        self.inbox = inbox
+        self.store = store
+        self.renamed = dict[str, str]()
+        self.withdrawn = set[str]()
 
     async def run(self) -> None:
         """Take in ops until every sender is closed, then end the session."""
@@ -188,16 +193,22 @@ class Intake:
             await session.commit(*parts_of(effects, cause), cause=cause)
 
 
-@attrs.define(eq=False, repr=False)
 class _Acceptance:
     """Works out, inside the session's lock, what accepting a submission commits."""
 
-    intake: Intake
-    submission: Submission
-    digest: str
-    expect: str | None
-    target: SessionSummary | None = attrs.field(default=None, init=False)
-    turn: Turn | None = attrs.field(default=None, init=False)
+    def __init__(
+        self,
+        intake: Intake,
+        submission: Submission,
+        digest: str,
+        expect: str | None,
+    ) -> None:
+        self.intake = intake
+        self.submission = submission
+        self.digest = digest
+        self.expect = expect
+        self.target: SessionSummary | None = None
+        self.turn: Turn | None = None
 
     def parts(self, checkpoint: Checkpoint) -> Sequence[Part] | Refusal:
         op = self.submission.op

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import attrs
-
 from trio_agent.state.checkpoint import Checkpoint
 from trio_agent.state.context import estimate_tokens
 
 
-@attrs.define(eq=False, repr=False)
 class TokenMeter:
     """The size of a context in tokens; asking costs what was added since it was last asked.
 
@@ -16,9 +13,15 @@ class TokenMeter:
     only what came later is estimated.
     """
 
-    _epoch: int = -1
-    _length: int = 0
-    _tokens: int = 0
+    def __init__(
+        self,
+        epoch: int = -1,
+        length: int = 0,
+        tokens: int = 0,
+    ) -> None:
+        self._epoch = epoch
+        self._length = length
+        self._tokens = tokens
 
     def tokens(self, checkpoint: Checkpoint) -> int:
         """Return the estimated size of the context, in tokens."""

@@ -27,18 +27,25 @@ from trio_agent.state.checkpoint import ToolCall
 from trio_agent.tools.catalog import Catalog
 
 
-@attrs.define(eq=False, repr=False)
 class _Stream:
     """The `Emit` of one attempt, and the watch on its silence."""
 
-    _session: Session
-    _turn_id: str
-    _step_id: str
-    _cause: str
-    _idle: float
-    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
-    _size: int = attrs.field(default=0, init=False)
-    _over: bool = attrs.field(default=False, init=False)
+    def __init__(
+        self,
+        session: Session,
+        turn_id: str,
+        step_id: str,
+        cause: str,
+        idle: float,
+    ) -> None:
+        self._session = session
+        self._turn_id = turn_id
+        self._step_id = step_id
+        self._cause = cause
+        self._idle = idle
+        self.scope = trio.CancelScope()
+        self._size = 0
+        self._over = False
 
     async def emit(self, text: str, phase: Phase = "final_answer") -> None:
         if self._over:
@@ -123,16 +130,21 @@ def check_output(output: object) -> None:
         raise ProviderError(_too_large())
 
 
-@attrs.define(eq=False, repr=False)
 class Answer:
     """A model's answer in the engine's terms.
 
     ``faults`` explains, by call id, the calls that can only fail.
     """
 
-    items: list[Item] = attrs.field(factory=list[Item])
-    calls: list[ToolCall] = attrs.field(factory=list[ToolCall])
-    faults: dict[str, str] = attrs.field(factory=dict[str, str])
+    def __init__(
+        self,
+        items: list[Item] | None = None,
+        calls: list[ToolCall] | None = None,
+        faults: dict[str, str] | None = None,
+    ) -> None:
+        self.items = list[Item]() if items is None else items
+        self.calls = list[ToolCall]() if calls is None else calls
+        self.faults = dict[str, str]() if faults is None else faults
 
     @property
     def empty(self) -> bool:

@@ -6,7 +6,6 @@ import copy
 import logging
 from typing import cast
 
-import attrs
 import msgspec
 import trio
 
@@ -28,31 +27,36 @@ from trio_agent.tools.catalog import Catalog
 logger = logging.getLogger("trio_agent.agent")
 
 
-@attrs.define(eq=False, repr=False)
 class Opening:
     """The parts of one opening, made by the start-up and used until the end."""
 
-    config: AgentConfig
-    router: ModelRouter
-    stack: MiddlewareStack
-    catalog: Catalog
-    runtime: RuntimeContext
-    session: Session
-    instructions: str
-    definitions: tuple[ToolDefinition, ...]
-    fixed_tokens: int = attrs.field(init=False)
-    """The estimated size of the instructions and tools; they stay the same all along."""
-    meter: TokenMeter = attrs.field(factory=TokenMeter, init=False)
-    tool_states: dict[str, dict[str, Json]] = attrs.field(
-        factory=dict[str, dict[str, Json]], init=False
-    )
-    asides: trio.Nursery | None = attrs.field(default=None, init=False)
-    """Where commands and watches run; cancelled when the session ends."""
+    def __init__(
+        self,
+        config: AgentConfig,
+        router: ModelRouter,
+        stack: MiddlewareStack,
+        catalog: Catalog,
+        runtime: RuntimeContext,
+        session: Session,
+        instructions: str,
+        definitions: tuple[ToolDefinition, ...],
+    ) -> None:
+        self.config = config
+        self.router = router
+        self.stack = stack
+        self.catalog = catalog
+        self.runtime = runtime
+        self.session = session
+        self.instructions = instructions
+        self.definitions = definitions
+        self.meter = TokenMeter()
+        self.tool_states = dict[str, dict[str, Json]]()
+        self.asides: trio.Nursery | None = None
+        """Where commands and watches run; cancelled when the session ends."""
 
-    def __attrs_post_init__(self) -> None:
-        """Measure once what every request repeats."""
-        tools = sum(len(msgspec.json.encode(definition)) for definition in self.definitions)
-        self.fixed_tokens = (len(self.instructions.encode()) + tools) // BYTES_PER_TOKEN
+        tools = sum(len(msgspec.json.encode(definition)) for definition in definitions)
+        self.fixed_tokens = (len(instructions.encode()) + tools) // BYTES_PER_TOKEN
+        """The estimated size of the instructions and tools, which every request repeats."""
 
     def now_ms(self) -> int:
         """Return the wall clock."""

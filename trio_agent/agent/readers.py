@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-import attrs
 import trio
 
 from trio_agent.errors import ConfigError, SessionBrokenError
@@ -34,18 +33,21 @@ TAIL_BYTES: Final = 1_048_576
 PAGE: Final = 256
 
 
-@attrs.define(eq=False, repr=False)
 class Tail:
     """The newest events of a session, bounded, and the bell that rings for each write."""
 
-    last: int = 0
-    over: bool = False
-    broken: BaseException | None = None
-    _events: deque[Event] = attrs.field(factory=deque[Event], init=False)
-    _bytes: int = attrs.field(default=0, init=False)
-    _waiting: trio.lowlevel.ParkingLot = attrs.field(
-        factory=trio.lowlevel.ParkingLot, init=False
-    )
+    def __init__(
+        self,
+        last: int = 0,
+        over: bool = False,
+        broken: BaseException | None = None,
+    ) -> None:
+        self.last = last
+        self.over = over
+        self.broken = broken
+        self._events = deque[Event]()
+        self._bytes = 0
+        self._waiting = trio.lowlevel.ParkingLot()
 
     def publish(self, events: Sequence[Event]) -> None:
         """Add *events*, which are durable, and wake every reader. Not a checkpoint."""
@@ -99,23 +101,31 @@ def _weight(msg: EventMsg) -> int:
     return 512 + 2 * texts
 
 
-@attrs.define(eq=False, repr=False)
 class Reader:
     """An iterator over a session's events from one position on, in order, without gap.
 
     For one task at a time. It ends when the session does and everything was read.
     """
 
-    _tail: Tail
-    _store: CheckpointStore
-    _session_id: str
-    position: int
-    _preface: deque[Event] = attrs.field(factory=deque[Event])
-    _skipped: frozenset[int] = frozenset()
-    started: bool = attrs.field(default=False, init=False)
-    _page: deque[Event] = attrs.field(factory=deque[Event], init=False)
-    _page_end: int = attrs.field(default=0, init=False)
-    _busy: bool = attrs.field(default=False, init=False)
+    def __init__(
+        self,
+        tail: Tail,
+        store: CheckpointStore,
+        session_id: str,
+        position: int,
+        preface: deque[Event] | None = None,
+        skipped: frozenset[int] = frozenset(),
+    ) -> None:
+        self._tail = tail
+        self._store = store
+        self._session_id = session_id
+        self.position = position
+        self._preface: deque[Event] = deque[Event]() if preface is None else preface
+        self._skipped = skipped
+        self.started = False
+        self._page = deque[Event]()
+        self._page_end = 0
+        self._busy = False
 
     def __aiter__(self) -> Reader:
         """Return itself: there is only one position."""

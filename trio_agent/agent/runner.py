@@ -20,17 +20,20 @@ from trio_agent.state.narration import approval_request
 FRONTEND_GONE = "the frontend is gone"
 
 
-@attrs.define(eq=False, repr=False)
 class Runner:
     """Runs turns. Intake may begin one directly while this waits; see `begin_directly`."""
 
-    opening: Opening
-    turn: Turn | None = attrs.field(default=None, init=False)
-    failures: dict[str, Exception] = attrs.field(factory=dict[str, Exception], init=False)
-    _preparing: tuple[str, trio.CancelScope] | None = attrs.field(default=None, init=False)
-    _waiting: bool = attrs.field(default=False, init=False)
-    _ended: bool = attrs.field(default=False, init=False)
-    _woken: trio.Event = attrs.field(factory=trio.Event, init=False)
+    def __init__(
+        self,
+        opening: Opening,
+    ) -> None:
+        self.opening = opening
+        self.turn: Turn | None = None
+        self.failures = dict[str, Exception]()
+        self._preparing: tuple[str, trio.CancelScope] | None = None
+        self._waiting = False
+        self._ended = False
+        self._woken = trio.Event()
 
     # --- from other tasks; none of these is a checkpoint
 

@@ -63,16 +63,16 @@ def applied(checkpoint: Checkpoint, parts: Sequence[Part]) -> Checkpoint:
     return checkpoint
 
 
-@attrs.define(eq=False, repr=False)
 class _Plan:
     """A commit worked out: what to write, and nothing of it written yet."""
 
-    checkpoint: Checkpoint
-    cause: str | None = None
-    changed: bool = False
-    delta: list[Item] = attrs.field(factory=list[Item])
-    told: list[Told] = attrs.field(factory=list[Told])
-    record: ExecutionRecord | None = None
+    def __init__(self, checkpoint: Checkpoint, cause: str | None = None) -> None:
+        self.checkpoint = checkpoint
+        self.cause = cause
+        self.changed = False
+        self.delta: list[Item] = []
+        self.told: list[Told] = []
+        self.record: ExecutionRecord | None = None
 
     def add(self, part: Part) -> None:
         if isinstance(part, tuple):
@@ -104,24 +104,28 @@ def _hidden(item: Item) -> bool:
     return isinstance(item, UserItem) and item.internal is not None
 
 
-@attrs.define(eq=False, repr=False)
 class Session:
     """The current checkpoint, its store, and everyone who wants to hear of it."""
 
-    _store: CheckpointStore
-    _lease: Lease
-    _ambient: Ambient
-    checkpoint: Checkpoint
-    tail: Tail = attrs.field(factory=Tail, init=False)
-    broken: BaseException | None = attrs.field(default=None, init=False)
-    # Intake, runner and recorder all write. The lock keeps what is written and what is
-    # published in one order, and makes a decision and its commit one.
-    _lock: trio.Lock = attrs.field(factory=trio.Lock, init=False)
-    _pending: list[Draft] = attrs.field(factory=list[Draft], init=False)
-    _arrived: trio.Event = attrs.field(factory=trio.Event, init=False)
-    _written: trio.lowlevel.ParkingLot = attrs.field(
-        factory=trio.lowlevel.ParkingLot, init=False
-    )
+    def __init__(
+        self,
+        store: CheckpointStore,
+        lease: Lease,
+        ambient: Ambient,
+        checkpoint: Checkpoint,
+    ) -> None:
+        self._store = store
+        self._lease = lease
+        self._ambient = ambient
+        self.checkpoint = checkpoint
+        self.tail = Tail()
+        self.broken: BaseException | None = None
+        # Intake, runner and recorder all write. The lock keeps what is written and what is
+        # published in one order, and makes a decision and its commit one.
+        self._lock = trio.Lock()
+        self._pending = list[Draft]()
+        self._arrived = trio.Event()
+        self._written = trio.lowlevel.ParkingLot()
 
     async def commit(self, *parts: Part, cause: str | None = None) -> tuple[Event, ...]:
         """Apply the changes among *parts*, write them and the messages atomically, publish.

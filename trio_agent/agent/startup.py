@@ -70,34 +70,52 @@ MAX_EARLY_UPDATES: Final = 256
 """What middlewares may show before the session is durable."""
 
 
-@attrs.define(eq=False, repr=False)
 class Started:
     """A session that is open and durable, and not running yet."""
 
-    opening: Opening
-    store: CheckpointStore
-    lease: Lease
-    inbox: Inbox
-    sender: AgentSender
-    configured: SessionConfigured
-    first_events: tuple[Event, ...]
-    skipped: frozenset[int]
+    def __init__(
+        self,
+        opening: Opening,
+        store: CheckpointStore,
+        lease: Lease,
+        inbox: Inbox,
+        sender: AgentSender,
+        configured: SessionConfigured,
+        first_events: tuple[Event, ...],
+        skipped: frozenset[int],
+    ) -> None:
+        self.opening = opening
+        self.store = store
+        self.lease = lease
+        self.inbox = inbox
+        self.sender = sender
+        self.configured = configured
+        self.first_events = first_events
+        self.skipped = skipped
 
 
-@attrs.define(eq=False, repr=False)
 class Opened:
     """How far an opening has come: what failed in it, as it was raised, or that it is done."""
 
-    done: bool = False
-    failure: BaseException | None = None
+    def __init__(
+        self,
+        done: bool = False,
+        failure: BaseException | None = None,
+    ) -> None:
+        self.done = done
+        self.failure = failure
 
 
-@attrs.define(eq=False, repr=False)
 class _Show:
     """Where middlewares show things: a bounded buffer first, the journal afterwards."""
 
-    session: Session | None = None
-    early: list[FrontendUpdate] = attrs.field(factory=list[FrontendUpdate])
+    def __init__(
+        self,
+        session: Session | None = None,
+        early: list[FrontendUpdate] | None = None,
+    ) -> None:
+        self.session = session
+        self.early = list[FrontendUpdate]() if early is None else early
 
     def __call__(self, update: FrontendUpdate) -> None:
         if self.session is not None:
@@ -348,27 +366,32 @@ async def _turn_end_hooks(opening: Opening, changes: Sequence[Change]) -> list[P
     return parts_of(effects)
 
 
-@attrs.define(eq=False, repr=False)
 class _FirstCommit:
     """Everything that an opening writes before it runs, in one transaction."""
 
-    opening: Opening
-    loaded: Checkpoint | None
-    route: str
-    changes: Sequence[Change]
-    batches: tuple[TranscriptBatch, ...]
-    extra: Sequence[Part]
-    configured: SessionConfigured = attrs.field(init=False)
-    _replayed: frozenset[str] = attrs.field(default=frozenset[str](), init=False)
-
-    def __attrs_post_init__(self) -> None:
-        checkpoint = self.opening.session.checkpoint
+    def __init__(
+        self,
+        opening: Opening,
+        loaded: Checkpoint | None,
+        route: str,
+        changes: Sequence[Change],
+        batches: tuple[TranscriptBatch, ...],
+        extra: Sequence[Part],
+    ) -> None:
+        self.opening = opening
+        self.loaded = loaded
+        self.route = route
+        self.changes = changes
+        self.batches = batches
+        self.extra = extra
+        checkpoint = opening.session.checkpoint
         self.configured = SessionConfigured(
             session_id=checkpoint.session_id,
             context=checkpoint.session_context,
-            model=self.opening.model_changed(self.route),
-            recovered=bool(self.changes),
+            model=opening.model_changed(route),
+            recovered=bool(changes),
         )
+        self._replayed: frozenset[str] = frozenset[str]()
 
     async def commit(self, early: Sequence[FrontendUpdate]) -> tuple[Event, ...]:
         opening, session = self.opening, self.opening.session

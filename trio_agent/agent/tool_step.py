@@ -57,12 +57,16 @@ if TYPE_CHECKING:
     from trio_agent.agent.turn import Turn
 
 
-@attrs.define(eq=False, repr=False)
 class Admitted:
     """The calls of an answer after the hooks, and the ends of those that can only fail."""
 
-    calls: list[ToolCall] = attrs.field(factory=list[ToolCall])
-    ends: list[CallEnded] = attrs.field(factory=list[CallEnded])
+    def __init__(
+        self,
+        calls: list[ToolCall] | None = None,
+        ends: list[CallEnded] | None = None,
+    ) -> None:
+        self.calls = list[ToolCall]() if calls is None else calls
+        self.ends = list[CallEnded]() if ends is None else ends
 
 
 async def admission(turn: Turn, answer: Answer, effects: Effects) -> Admitted:
@@ -120,24 +124,33 @@ def _synced(item: Item, calls: Mapping[str, ToolCall]) -> Item:
     return item
 
 
-@attrs.define(eq=False, repr=False)
 class _End:
-    call: ToolCall
-    outcome: CallOutcome
-    output: str
-    effects: Effects
+    def __init__(
+        self,
+        call: ToolCall,
+        outcome: CallOutcome,
+        output: str,
+        effects: Effects,
+    ) -> None:
+        self.call = call
+        self.outcome = outcome
+        self.output = output
+        self.effects = effects
 
 
-@attrs.define(eq=False, repr=False)
 class Batch:
     """The calls of one answer, from their admission until all have ended."""
 
-    turn: Turn
-    _ends: list[_End] = attrs.field(factory=list[_End], init=False)
-    _running: set[str] = attrs.field(factory=set[str], init=False)
-    _asking: set[str] = attrs.field(factory=set[str], init=False)
-    _failure: Exception | None = attrs.field(default=None, init=False)
-    _woken: trio.Event = attrs.field(factory=trio.Event, init=False)
+    def __init__(
+        self,
+        turn: Turn,
+    ) -> None:
+        self.turn = turn
+        self._ends = list[_End]()
+        self._running = set[str]()
+        self._asking = set[str]()
+        self._failure: Exception | None = None
+        self._woken = trio.Event()
 
     def wake(self) -> None:
         """Make the scheduler look again. Not a checkpoint."""

@@ -49,34 +49,46 @@ from trio_agent.state.machine import Phase, phase_of
 from trio_agent.state.recovery import Known, close_turn
 
 
-@attrs.define(eq=False, repr=False)
 class Ending:
     """How a turn ends, as far as this process has a say in it."""
 
-    outcome: TurnOutcome
-    finish_reason: FinishReason
-    reason: str = ""
-    cause: str | None = None
-    failure: Exception | None = None
+    def __init__(
+        self,
+        outcome: TurnOutcome,
+        finish_reason: FinishReason,
+        reason: str = "",
+        cause: str | None = None,
+        failure: Exception | None = None,
+    ) -> None:
+        self.outcome = outcome
+        self.finish_reason = finish_reason
+        self.reason = reason
+        self.cause = cause
+        self.failure = failure
 
 
-@attrs.define(eq=False, repr=False)
 class Turn:
     """The mutable company of one running turn."""
 
-    opening: Opening
-    turn_id: str
-    submission_id: str
-    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
-    activity: str = attrs.field(default="starting", init=False)
-    ended: trio.Event = attrs.field(factory=trio.Event, init=False)
-    failure: Exception | None = attrs.field(default=None, init=False)
-    _request: ModelRequest | None = attrs.field(default=None, init=False)
-    _route_attempts: int = attrs.field(default=0, init=False)
-    _tried: set[str] = attrs.field(factory=set[str], init=False)
-    _batch: Batch | None = attrs.field(default=None, init=False)
-    _interrupted: Ending | None = attrs.field(default=None, init=False)
-    _hooks_ended: bool = attrs.field(default=False, init=False)
+    def __init__(
+        self,
+        opening: Opening,
+        turn_id: str,
+        submission_id: str,
+    ) -> None:
+        self.opening = opening
+        self.turn_id = turn_id
+        self.submission_id = submission_id
+        self.scope = trio.CancelScope()
+        self.activity: str = "starting"
+        self.ended = trio.Event()
+        self.failure: Exception | None = None
+        self._request: ModelRequest | None = None
+        self._route_attempts = 0
+        self._tried = set[str]()
+        self._batch: Batch | None = None
+        self._interrupted: Ending | None = None
+        self._hooks_ended = False
 
     # --- from other tasks
 

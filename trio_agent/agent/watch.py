@@ -60,19 +60,26 @@ class TurnResult(Record):
         return self
 
 
-@attrs.define(eq=False, repr=False)
 class Watch:
     """Follows one message; ``attended`` says whether anybody could answer an approval."""
 
-    opening: Opening
-    intake: Intake
-    sender: AgentSender
-    submission_id: str
-    attended: bool
-    turn_id: str | None = attrs.field(default=None, init=False)
-    result: TurnResult | None = attrs.field(default=None, init=False)
-    _text: str = attrs.field(default="", init=False)
-    _usage: TokenUsage = attrs.field(default=TokenUsage(), init=False)
+    def __init__(
+        self,
+        opening: Opening,
+        intake: Intake,
+        sender: AgentSender,
+        submission_id: str,
+        attended: bool,
+    ) -> None:
+        self.opening = opening
+        self.intake = intake
+        self.sender = sender
+        self.submission_id = submission_id
+        self.attended = attended
+        self.turn_id: str | None = None
+        self.result: TurnResult | None = None
+        self._text: str = ""
+        self._usage: TokenUsage = TokenUsage()
 
     async def run(self, events: Reader, on_event: OnEvent | None) -> TurnResult:
         """Read *events* until the turn has ended. See `Agent.run`."""
