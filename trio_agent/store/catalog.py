@@ -40,6 +40,18 @@ _HOLDS: Final = (
 )
 
 
+def _listed(row: tuple[Any, ...]) -> SessionSummary:
+    """Return one line of a list; damage in one session must not hide the others.
+
+    What cannot be read is left empty here. Opening that session tells what is wrong.
+    """
+    try:
+        return _summary(row)
+    except CorruptStoreError:
+        empty = (*row[:5], b"{}", b"{}", *row[7:])
+        return _summary(empty)
+
+
 def _summary(row: tuple[Any, ...]) -> SessionSummary:
     (key, sequence, events, title, first, context, stats, parent, at, subagent) = row[:10]
     try:
@@ -71,7 +83,7 @@ def list_sessions(connection: sqlite3.Connection, before: int, limit: int) -> Se
         _SUMMARY + " WHERE changed<? ORDER BY changed DESC LIMIT ?", (before, limit + 1)
     ).fetchall()
     return SessionPage(
-        sessions=tuple(map(_summary, rows[:limit])),
+        sessions=tuple(map(_listed, rows[:limit])),
         next_cursor=str(rows[limit - 1][12]) if len(rows) > limit else None,
     )
 
@@ -100,7 +112,7 @@ def search(connection: sqlite3.Connection, text: str, limit: int) -> tuple[Sessi
     rows = connection.execute(
         _SUMMARY + _HOLDS + " ORDER BY changed DESC LIMIT ?", (limit,)
     ).fetchall()
-    return tuple(map(_summary, rows))
+    return tuple(map(_listed, rows))
 
 
 def touch(connection: sqlite3.Connection, row: int, now_ms: int) -> None:

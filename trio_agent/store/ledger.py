@@ -148,12 +148,11 @@ class Ledger:
                 return
             for job in jobs:
                 job.error = _same(exc)
-        finally:
-            for rows in self._rows.values():
-                rows.clear()
-            self._touched.clear()
 
     def _apply(self, jobs: Sequence[Job]) -> None:
+        for rows in self._rows.values():
+            rows.clear()  # what a transaction that failed has left
+        self._touched.clear()
         newest = self.connection.execute(
             "SELECT id, changed FROM session ORDER BY changed DESC LIMIT 1"
         )

@@ -119,7 +119,7 @@ class SqliteCheckpoint:
             raise ConfigError(f"synchronous must be 'FULL' or 'NORMAL', not {synchronous!r}")
         self._readers: list[sqlite3.Connection] = []
         self._ledger: Ledger | None = None
-        self._path = Path(path)
+        self._path = Path(path).absolute()  # ":memory:" is a name like any other
         self._synchronous: Synchronous = synchronous
         self._now_ms = now_ms
         self._run_sync = run_sync or cast("RunSync", trio.to_thread.run_sync)

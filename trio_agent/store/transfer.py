@@ -14,7 +14,7 @@ from trio_agent.protocol.limits import MAX_INTEGER
 from trio_agent.state.checkpoint import Checkpoint
 from trio_agent.store.archive import Archive, Content, EventRow, FinishedTurn, ScopedState
 from trio_agent.store.base import Receipt, SessionSummary
-from trio_agent.store.catalog import require_new, summary
+from trio_agent.store.catalog import load_state, require_new, summary
 from trio_agent.store.history import (
     Epoch,
     ItemRow,
@@ -125,9 +125,7 @@ def export(connection: sqlite3.Connection, key: str) -> Archive:
         " ORDER BY digest",
         (session.id,),
     )
-    states = connection.execute(
-        "SELECT key, value FROM state WHERE scope=? ORDER BY key", (key,)
-    )
+    states = connection.execute("SELECT key FROM state WHERE scope=? ORDER BY key", (key,))
     return Archive(
         head=Head.of(checkpoint),
         queue=checkpoint.queue,
@@ -156,7 +154,8 @@ def export(connection: sqlite3.Connection, key: str) -> Archive:
         ),
         contents=tuple(Content(digest=digest, text=text) for digest, text in contents),
         states=tuple(
-            ScopedState(key=name, value=msgspec.json.decode(value)) for name, value in states
+            ScopedState(key=name, value=load_state(connection, key, name))
+            for (name,) in states.fetchall()
         ),
     )
 

@@ -1,0 +1,223 @@
+"""Group commit: who shares a transaction, who fails alone, and what cancelling means."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import trio
+import trio.testing
+
+from trio_agent.errors import CheckpointError, CorruptStoreError, StaleSessionError
+from trio_agent.state.checkpoint import Checkpoint
+from trio_agent.store import SqliteCheckpoint
+from trio_agent.testing.check_store import begin, following, note
+
+T = TypeVar("T")
+
+
+class Gate:
+    """A `run_sync` whose commits wait until the gate is opened; it counts them."""
+
+    def __init__(self) -> None:
+        self.open = trio.Event()
+        self.commits: list[int] = []
+
+    async def __call__(
+        self, fn: Callable[..., T], /, *args: Any, limiter: trio.CapacityLimiter
+    ) -> T:
+        if fn.__name__ == "_committing":
+            self.commits.append(len(args[0]))
+            await self.open.wait()
+        return await trio.to_thread.run_sync(fn, *args, limiter=limiter)
+
+
+async def opened(tmp_path: Path, sessions: int) -> tuple[SqliteCheckpoint, Gate]:
+    """Return a store with that many sessions and its gate, closed."""
+    gate = Gate()
+    gate.open.set()
+    store = SqliteCheckpoint(tmp_path / "s.db", run_sync=gate)
+    for number in range(sessions):
+        await begin(store, f"s{number}")
+    gate.open = trio.Event()
+    gate.commits.clear()
+    return store, gate
+
+
+def second(number: int) -> Checkpoint:
+    return Checkpoint(session_id=f"s{number}", sequence=1)
+
+
+async def test_what_waits_goes_in_one_transaction(tmp_path: Path) -> None:
+    store, gate = await opened(tmp_path, 20)
+    async with trio.open_nursery() as nursery:
+        for number in range(20):
+            nursery.start_soon(store.save, second(number))
+        await trio.testing.wait_all_tasks_blocked()
+        gate.open.set()
+    assert gate.commits == [1, 19]
+    for number in range(20):
+        assert await store.load(f"s{number}") == second(number)
+    await store.aclose()
+
+
+async def test_a_stale_save_fails_alone(tmp_path: Path) -> None:
+    store, gate = await opened(tmp_path, 4)
+    rival = SqliteCheckpoint(tmp_path / "s.db")
+    await rival.save(second(2))
+    await rival.aclose()
+    lost: list[int] = []
+
+    async def save(number: int) -> None:
+        try:
+            await store.save(second(number), events=[note("x")])
+        except StaleSessionError:
+            lost.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(4):
+            nursery.start_soon(save, number)
+        await trio.testing.wait_all_tasks_blocked()
+        gate.open.set()
+    assert lost == [2]
+    assert (await store.events_after("s2", 0, 9)).events == ()
+    await store.aclose()
+
+
+async def test_a_save_that_the_file_contradicts_fails_alone(tmp_path: Path) -> None:
+    """A row of another's damage breaks one transaction; the others are written again."""
+    store, gate = await opened(tmp_path, 4)
+    with sqlite3.connect(tmp_path / "s.db") as connection:
+        connection.execute(
+            "INSERT INTO event SELECT id, 1, 0, 'x', NULL, NULL, NULL, 1, x'', 0 FROM session"
+            " WHERE key='s2'"
+        )
+    connection.close()
+    failed: list[int] = []
+
+    async def save(number: int) -> None:
+        try:
+            await store.save(second(number), events=[note("x")])
+        except CorruptStoreError:
+            failed.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(4):
+            nursery.start_soon(save, number)
+        await trio.testing.wait_all_tasks_blocked()
+        gate.open.set()
+    assert failed == [2]
+    assert await store.load("s2") == Checkpoint.empty("s2")
+    assert await store.load("s3") == second(3)
+    await store.aclose()
+
+
+async def test_a_fault_of_the_disk_breaks_the_whole_batch(tmp_path: Path) -> None:
+    """Nobody is told that he was saved."""
+    store, gate = await opened(tmp_path, 5)
+    writer = store._writer().connection
+    (pages,) = writer.execute("PRAGMA page_count").fetchone()
+    writer.execute(f"PRAGMA max_page_count={pages + 2}")
+    errors: list[Exception] = []
+
+    async def save(number: int) -> None:
+        with pytest.raises(CheckpointError) as caught:
+            await store.save(second(number), events=[note("x" * 50_000)])
+        errors.append(caught.value)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.save, second(4))
+        await trio.testing.wait_all_tasks_blocked()
+        for number in range(4):
+            nursery.start_soon(save, number)
+        await trio.testing.wait_all_tasks_blocked()
+        gate.open.set()
+    assert gate.commits == [1, 4]
+    assert len({id(error) for error in errors}) == 4, "one error object a task"
+    for number in range(4):
+        assert await store.load(f"s{number}") == Checkpoint.empty(f"s{number}")
+        await store.save(second(number))
+    await store.aclose()
+
+
+async def test_cancelled_while_waiting_it_did_not_happen(tmp_path: Path) -> None:
+    store, gate = await opened(tmp_path, 3)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.save, second(0))
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.CancelScope() as scope:
+            nursery.start_soon(store.save, second(1))
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(cancel_soon, scope)
+            await store.save(second(2))
+        assert scope.cancelled_caught
+        gate.open.set()
+    assert await store.load("s2") == Checkpoint.empty("s2")
+    assert await store.load("s1") == second(1)
+    await store.aclose()
+
+
+async def cancel_soon(scope: trio.CancelScope) -> None:
+    await trio.testing.wait_all_tasks_blocked()
+    scope.cancel()
+
+
+async def test_cancelled_once_taken_it_is_answered(tmp_path: Path) -> None:
+    """Leader and followers alike: the call returns, because it happened."""
+    store, gate = await opened(tmp_path, 3)
+    returned: list[int] = []
+
+    async def save(number: int) -> None:
+        await store.save(second(number))
+        returned.append(number)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(save, 0)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+        gate.open.set()
+    assert returned == [0]
+    assert await store.load("s0") == second(0)
+    await store.aclose()
+
+
+async def test_two_saves_of_one_session_that_wait_together(tmp_path: Path) -> None:
+    """The second was worked out before the first was stored; it is worked out again."""
+    store, gate = await opened(tmp_path, 2)
+    first = second(1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.save, second(0))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(store.save, first)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(store.append_events, "s1", [note("x")])
+        gate.open.set()
+    await store.save(following(first))
+    assert await store.verify() == ()
+    await store.aclose()
+
+
+async def test_a_busy_loop_does_not_starve_a_commit(tmp_path: Path) -> None:
+    """With a task that is always runnable a commit still ends, long before the load does."""
+    async with SqliteCheckpoint(tmp_path / "s.db") as store:
+        checkpoint = await begin(store)
+        passes = 0
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+
+                async def spin() -> None:
+                    nonlocal passes
+                    while True:
+                        passes += 1
+                        sum(range(500))
+                        await trio.lowlevel.checkpoint()
+
+                nursery.start_soon(spin)
+                for _ in range(20):
+                    checkpoint = following(checkpoint)
+                    await store.save(checkpoint)
+                nursery.cancel_scope.cancel()
+        assert passes > 0
