@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, TypedDict, Unpack
 
 import attrs
 import msgspec
@@ -123,15 +123,23 @@ def _reason(text: str) -> str:
     return text
 
 
-@attrs.define(kw_only=True, eq=False, repr=False)
 class HookContext:
     """What every hook has: where it runs, its own durable state, and a voice."""
 
-    runtime: RuntimeContext
-    name: str
-    turn_id: str
-    effects: Effects
-    saved_states: Mapping[str, Json]
+    def __init__(
+        self,
+        *,
+        runtime: RuntimeContext,
+        name: str,
+        turn_id: str,
+        effects: Effects,
+        saved_states: Mapping[str, Json],
+    ) -> None:
+        self.runtime = runtime
+        self.name = name
+        self.turn_id = turn_id
+        self.effects = effects
+        self.saved_states = saved_states
 
     @property
     def session_id(self) -> str:
@@ -204,24 +212,50 @@ class Refuse(Record):
 Routing: TypeAlias = Deliver | Refuse
 
 
-@attrs.define(kw_only=True, eq=False, repr=False)
 class RouteContext:
     """A message has arrived. ``active_turn_id`` is None while the session is idle."""
 
-    submission_id: str
-    op: UserInput
-    active_turn_id: str | None
-    queue: Sequence[QueuedMessage]
+    def __init__(
+        self,
+        *,
+        submission_id: str,
+        op: UserInput,
+        active_turn_id: str | None,
+        queue: Sequence[QueuedMessage],
+    ) -> None:
+        self.submission_id = submission_id
+        self.op = op
+        self.active_turn_id = active_turn_id
+        self.queue = queue
 
 
-@attrs.define(kw_only=True, eq=False, repr=False)
+class _Common(TypedDict):
+    """What every hook context is made from."""
+
+    runtime: RuntimeContext
+    name: str
+    turn_id: str
+    effects: Effects
+    saved_states: Mapping[str, Json]
+
+
 class MessageSubmitContext(HookContext):
     """A message is about to enter the context."""
 
-    submission_id: str
-    text: str
-    delivery: Delivery
-    rejection: str | None = None
+    def __init__(
+        self,
+        *,
+        submission_id: str,
+        text: str,
+        delivery: Delivery,
+        rejection: str | None = None,
+        **common: Unpack[_Common],
+    ) -> None:
+        super().__init__(**common)
+        self.submission_id = submission_id
+        self.text = text
+        self.delivery = delivery
+        self.rejection = rejection
 
     def reject(self, reason: str) -> None:
         """Keep the message out: its turn is recorded as aborted, a steer is refused.
@@ -231,14 +265,23 @@ class MessageSubmitContext(HookContext):
         self.rejection = self.rejection or _reason(reason)
 
 
-@attrs.define(kw_only=True, eq=False, repr=False)
 class PreModelContext(HookContext):
     """A model request is about to be made. ``items`` is the context as it stands now."""
 
-    items: Sequence[Item]
-    step_index: int
-    context_window: int
-    estimated_input_tokens: int
+    def __init__(
+        self,
+        *,
+        items: Sequence[Item],
+        step_index: int,
+        context_window: int,
+        estimated_input_tokens: int,
+        **common: Unpack[_Common],
+    ) -> None:
+        super().__init__(**common)
+        self.items = items
+        self.step_index = step_index
+        self.context_window = context_window
+        self.estimated_input_tokens = estimated_input_tokens
 
     def push(self, text: str) -> None:
         """Add a user message that the transcript shows."""
@@ -287,15 +330,23 @@ class PreModelContext(HookContext):
         self.effects.stop_reason = self.effects.stop_reason or _reason(reason)
 
 
-@attrs.define(kw_only=True, eq=False, repr=False)
 class ModelRequestContext:
     """The request itself. What is changed here is sent and never stored."""
 
-    runtime: RuntimeContext
-    name: str
-    turn_id: str
-    request: ModelRequest
-    replaced: bool = False
+    def __init__(
+        self,
+        *,
+        runtime: RuntimeContext,
+        name: str,
+        turn_id: str,
+        request: ModelRequest,
+        replaced: bool = False,
+    ) -> None:
+        self.runtime = runtime
+        self.name = name
+        self.turn_id = turn_id
+        self.request = request
+        self.replaced = replaced
 
     def replace(self, request: ModelRequest) -> None:
         """Send *request* instead."""
@@ -303,12 +354,15 @@ class ModelRequestContext:
         self.replaced = True
 
 
-@attrs.define(kw_only=True, eq=False, repr=False)
 class PreToolContext(HookContext):
     """A call is about to be admitted. Hidden texts go before the answer that asked for it."""
 
-    call: ToolCall
-    denial: str | None = None
+    def __init__(
+        self, *, call: ToolCall, denial: str | None = None, **common: Unpack[_Common]
+    ) -> None:
+        super().__init__(**common)
+        self.call = call
+        self.denial = denial
 
     def rewrite(
         self, *, name: str | None = None, arguments: dict[str, Json] | None = None
@@ -336,14 +390,23 @@ class PreToolContext(HookContext):
         self.denial = self.denial or _reason(reason)
 
 
-@attrs.define(kw_only=True, eq=False, repr=False)
 class PermissionContext(HookContext):
     """A call needs somebody's consent; a hook may give or refuse it."""
 
-    call: ToolCall
-    reason: str
-    verdict: Literal["allow", "deny"] | None = None
-    rejection: str = ""
+    def __init__(
+        self,
+        *,
+        call: ToolCall,
+        reason: str,
+        verdict: Literal["allow", "deny"] | None = None,
+        rejection: str = "",
+        **common: Unpack[_Common],
+    ) -> None:
+        super().__init__(**common)
+        self.call = call
+        self.reason = reason
+        self.verdict = verdict
+        self.rejection = rejection
 
     def allow(self) -> None:
         """Let it run, unless a hook has denied it already."""
@@ -357,26 +420,32 @@ class PermissionContext(HookContext):
             self.rejection = _reason(reason)
 
 
-@attrs.define(kw_only=True, eq=False, repr=False)
 class PostToolContext(HookContext):
     """A call's handler has run. Hidden texts go after the outputs of the batch."""
 
-    call: ToolCall
-    output: str
-    is_error: bool
+    def __init__(
+        self, *, call: ToolCall, output: str, is_error: bool, **common: Unpack[_Common]
+    ) -> None:
+        super().__init__(**common)
+        self.call = call
+        self.output = output
+        self.is_error = is_error
 
     def replace_output(self, text: str) -> None:
         """Let the model read *text* instead; the usual size limit applies."""
         self.output = cut_middle(text, MAX_TOOL_OUTPUT_BYTES)
 
 
-@attrs.define(kw_only=True, eq=False, repr=False)
 class StopContext(HookContext):
     """The model has ended the turn. ``active``: a stop hook already made it go on once."""
 
-    text: str
-    active: bool
-    prompt: str | None = None
+    def __init__(
+        self, *, text: str, active: bool, prompt: str | None = None, **common: Unpack[_Common]
+    ) -> None:
+        super().__init__(**common)
+        self.text = text
+        self.active = active
+        self.prompt = prompt
 
     def continue_with(self, prompt: str) -> None:
         """Make the model go on, at most once a turn.
@@ -389,18 +458,29 @@ class StopContext(HookContext):
         self.prompt = _reason(prompt)
 
 
-@attrs.define(kw_only=True, eq=False, repr=False)
 class TurnEndContext(HookContext):
     """A turn ends, whichever way; its outcome cannot be changed any more."""
 
-    outcome: TurnOutcome
-    queue: Sequence[QueuedMessage]
+    def __init__(
+        self, *, outcome: TurnOutcome, queue: Sequence[QueuedMessage], **common: Unpack[_Common]
+    ) -> None:
+        super().__init__(**common)
+        self.outcome = outcome
+        self.queue = queue
 
 
-@attrs.define(kw_only=True, eq=False, repr=False)
 class CommandContext(HookContext):
     """A frontend called a command of this middleware. Its turn id is empty while idle."""
 
-    command: str
-    arguments: str
-    input: str | None
+    def __init__(
+        self,
+        *,
+        command: str,
+        arguments: str,
+        input: str | None,  # noqa: A002  # the op's word
+        **common: Unpack[_Common],
+    ) -> None:
+        super().__init__(**common)
+        self.command = command
+        self.arguments = arguments
+        self.input = input
