@@ -292,7 +292,9 @@ async def _prepare_patch(text: str, ctx: ToolContext) -> tuple[list[str], list[F
             before[patch.path] = await ctx.require_sandbox().read_bytes(
                 patch.path, limit=MAX_TEXT_FILE_BYTES
             )
-    after = apply_patches(patches, {path: _exact(data) for path, data in before.items()})
+    texts = {path: _exact(data) for path, data in before.items()}
+    # In a thread: to place the hunks in long files can take a second.
+    after = await trio.to_thread.run_sync(apply_patches, patches, texts)
     sources = {patch.move_to: patch.path for patch in patches if patch.move_to is not None}
     changes = [
         FileChange(

@@ -32,7 +32,7 @@ import attrs
 from trio_agent.errors import ConfigError, ToolError
 from trio_agent.record import Record
 
-MAX_COMPARISONS: Final = 4_000_000
+MAX_COMPARISONS: Final = 2_000_000
 """Lines compared to place all hunks of one patch; a patch that needs more is refused."""
 
 FORMAT_HINT: Final = (

@@ -184,7 +184,13 @@ async def main(workspace: Path, outside: Path, home: Path) -> None:
     env = command_environment({}, home="/tmp", temporary="/tmp")
     found = {}
     for name, flags in {
-        "no network namespace": [*_ROOT, "--unshare-user", "--disable-userns", "--cap-drop", "ALL"],
+        "no network namespace": [
+            *_ROOT,
+            "--unshare-user",
+            "--disable-userns",
+            "--cap-drop",
+            "ALL",
+        ],
         "capabilities kept": [*_ROOT, "--unshare-all"],
         "writable root": [
             *("--bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),

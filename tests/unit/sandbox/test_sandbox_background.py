@@ -43,7 +43,9 @@ async def test_polls_are_incremental_and_tell_the_end_once(sandbox, world):
         assert (first, told.status) == ("one\n", "running")
 
         await bound.write_text("go", "")
-        rest, told = await poll_until(bound, command_id, lambda told, _: told.status != "running")
+        rest, told = await poll_until(
+            bound, command_id, lambda told, _: told.status != "running"
+        )
         assert (rest, told.status, told.exit_code) == ("two\n", "exited", 5)
         with pytest.raises(SandboxError):
             await bound.poll(command_id)

@@ -57,9 +57,7 @@ def marker():
 
 @pytest.fixture(params=MODES)
 def backend(request, world, marker):
-    return LocalSandbox(
-        world.inside, isolation=request.param, environment={"MARKER": marker}
-    )
+    return LocalSandbox(world.inside, isolation=request.param, environment={"MARKER": marker})
 
 
 @pytest.fixture
@@ -97,7 +95,9 @@ class TestOutput:
 
     @pytest.mark.parametrize("size", [MAX_STREAM_BYTES, MAX_STREAM_BYTES + 1, 3_000_000])
     async def test_long_output_keeps_both_ends_and_a_file(self, bound, size):
-        program = f"import sys; sys.stdout.write(''.join(chr(97 + n % 26) for n in range({size})))"
+        program = (
+            f"import sys; sys.stdout.write(''.join(chr(97 + n % 26) for n in range({size})))"
+        )
         output = (await bound.run(f'/usr/bin/python3 -c "{program}"')).stdout
         whole = "".join(chr(97 + n % 26) for n in range(size))
 
@@ -193,7 +193,9 @@ class TestPermissions:
 
 
 class TestNothingIsLeft:
-    DAEMONS = "(setsid sleep 300 &) ; (trap '' TERM; sleep 300) & sh -c 'sh -c \"sleep 300\" &' ;"
+    DAEMONS = (
+        "(setsid sleep 300 &) ; (trap '' TERM; sleep 300) & sh -c 'sh -c \"sleep 300\" &' ;"
+    )
 
     async def test_after_the_end(self, bound, marker):
         if isinstance(bound._backend, LocalSandbox) and bound._backend.isolation == "none":

@@ -368,7 +368,8 @@ class TestWriting:
         assert os.listdir(world.inside) == []
 
     @pytest.mark.parametrize(
-        "name", ["a b", ".hidden", "-rf", "--help", "ünï", "日本", "a\nb", "e\u0301", "$(x)", "a.b.c"]
+        "name",
+        ["a b", ".hidden", "-rf", "--help", "ünï", "日本", "a\nb", "e\u0301", "$(x)", "a.b.c"],
     )
     def test_any_name_works(self, world, name):
         files = WorkspaceFiles(world.inside)

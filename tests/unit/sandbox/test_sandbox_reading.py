@@ -33,7 +33,17 @@ def window(data: bytes, **where):
 
 
 PIECES = st.sampled_from(
-    [b"\n", b"a", b"\r\n", "é".encode(), "日本".encode(), b"\xff", b"\0", b"x" * 9_000, b"\n" * 50]
+    [
+        b"\n",
+        b"a",
+        b"\r\n",
+        "é".encode(),
+        "日本".encode(),
+        b"\xff",
+        b"\0",
+        b"x" * 9_000,
+        b"\n" * 50,
+    ]
 )
 
 
