@@ -23,6 +23,7 @@ import msgspec
 from trio_agent.errors import (
     AgentError,
     CheckpointError,
+    ConfigError,
     StaleSessionError,
     UnknownError,
 )
@@ -79,7 +80,7 @@ _WRITES: Final = {
     "part": "INSERT OR REPLACE INTO part VALUES(?,?,?,?,?,?)",
     "event": "INSERT INTO event VALUES(?,?,?,?,?,?,?,?,?,?)",
     "token_gone": "DELETE FROM event WHERE session=? AND sequence=? AND kind='token_count'",
-    "delta_gone": "DELETE FROM event WHERE session=? AND step=?",
+    "delta_gone": "DELETE FROM event INDEXED BY event_step WHERE session=? AND step=?",
     "execution": "INSERT INTO execution VALUES(?,?,?,?,?)",
     "receipt": "INSERT OR IGNORE INTO receipt VALUES(?,?,?,?)",
     "content": "INSERT OR IGNORE INTO content VALUES(?,?,?)",
@@ -147,7 +148,7 @@ class Ledger:
                     self.commit([job])
                 return
             for job in jobs:
-                job.error = _same(exc)
+                job.error = _told(exc)
 
     def _apply(self, jobs: Sequence[Job]) -> None:
         for rows in self._rows.values():
@@ -354,7 +355,8 @@ class Ledger:
             if row in self._touched:
                 self._flush()
             found = self.connection.execute(
-                "SELECT stream FROM event WHERE session=? AND step=? ORDER BY sequence",
+                "SELECT stream FROM event INDEXED BY event_step WHERE session=? AND step=?"
+                " ORDER BY sequence",
                 (row, step_id),
             )
             return [Stream(*msgspec.json.decode(text)) for (text,) in found]
@@ -412,8 +414,12 @@ def _lost_lease(job: Job) -> StaleSessionError:
     )
 
 
-def _same(exc: Exception) -> Exception:
-    """Return a copy for one of several tasks: each adds a traceback to its own."""
+def _told(exc: Exception) -> Exception:
+    """Return the error for one of several tasks: each adds a traceback to its own."""
+    if isinstance(exc, ArithmeticError):
+        refusal = ConfigError(f"a number is too large for the store: {exc}")
+        refusal.__cause__ = exc
+        return refusal
     if not isinstance(exc, CheckpointError):
         return exc
     copy = type(exc)(*exc.args)
