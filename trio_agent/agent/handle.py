@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import trio
 
-from trio_agent.agent.inbox import AgentSender, over
+from trio_agent.agent.inbox import AgentSender, Envelope, over
 from trio_agent.agent.intake import Intake
 from trio_agent.agent.opening import Opening
 from trio_agent.agent.readers import Reader, check_position
@@ -19,7 +19,7 @@ from trio_agent.protocol.events import (
 )
 from trio_agent.protocol.frontend import Contribution
 from trio_agent.protocol.items import Attachment
-from trio_agent.protocol.ops import Op, UserInput
+from trio_agent.protocol.ops import Op, Submission, UserInput, validate_submission
 from trio_agent.protocol.usage import TokenUsage
 from trio_agent.record import Record
 from trio_agent.state.intake import is_idle
@@ -178,18 +178,16 @@ class Agent:
             StoppedError: If the session ended first.
         """
         op = UserInput(text=text, attachments=attachments, delivery="queue")
-        receipt = await self.submit(op)
+        submission = Submission(self._opening.new_id(), op)
+        validate_submission(submission)
         attended = (
             on_event is not None
             or self._opening.config.on_approval is not None
             or self.events.started
         )
-        watch = Watch(self._opening, self._intake, self.sender, receipt.submission_id, attended)
-        try:
+        with Watch(self._opening, self._intake, self.sender, submission.id, attended) as watch:
+            receipt = await self.sender.send(Envelope(submission))
             return await watch.run(self.subscribe(after=receipt.sequence - 1), on_event)
-        finally:
-            if watch.result is None:
-                watch.give_up()
 
     def close(self) -> None:
         """Take no more submissions and end: a running turn is interrupted. Not a checkpoint.

@@ -157,7 +157,10 @@ class AgentSender:
             StoppedError: If the session is over. SessionBrokenError: If it failed:
                 whether the op was accepted is told by submitting its id again.
         """
-        envelope = self._envelope(op, id, expect)
+        return await self.send(self._envelope(op, id, expect))
+
+    async def send(self, envelope: Envelope) -> Receipt:
+        """Send one envelope and wait for its receipt. See `submit`."""
         try:
             await self._channel.send(envelope)
         except (trio.ClosedResourceError, trio.BrokenResourceError):

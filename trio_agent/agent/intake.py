@@ -153,10 +153,12 @@ class Intake:
                     self.runner.begin_directly(acceptance.turn)
                 self.runner.wake()
             case EditQueued():
-                self.renamed[op.submission_id] = submission.id
+                if op.submission_id in self.opening.watched:
+                    self.renamed[op.submission_id] = submission.id
                 self.runner.unsettle(op.submission_id)
             case CancelQueued():
-                self.withdrawn.add(op.submission_id)
+                if op.submission_id in self.opening.watched:
+                    self.withdrawn.add(op.submission_id)
                 self.runner.unsettle(op.submission_id)
             case Interrupt():
                 self.runner.interrupt(op.turn_id, submission.id, INTERRUPTED)

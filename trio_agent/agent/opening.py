@@ -51,6 +51,8 @@ class Opening:
         self.definitions = definitions
         self.meter = TokenMeter()
         self.tool_states = dict[str, dict[str, Json]]()
+        self.watched = set[str]()
+        """Submissions that somebody in this process waits for: `Agent.run`."""
         self.asides: trio.Nursery | None = None
         """Where commands and watches run; cancelled when the session ends."""
 

@@ -94,8 +94,7 @@ class Runner:
                 await turn.run()
             finally:
                 self.turn = None
-                if turn.failure is not None:
-                    self.failures[turn.turn_id] = turn.failure
+                self._remember(turn, turn.failure)
                 self.opening.session.tail.ring()
 
     async def _resume(self) -> None:
@@ -165,10 +164,14 @@ class Runner:
                 return [*began, *turn.opening_parts(after)]
             return [*began, *self._refused(rejection, failure, message.id)]
 
-        if refused and failure is not None:
-            self.failures[turn.turn_id] = failure
+        self._remember(turn, failure)
         if await self.opening.session.transact(begin, cause=message.id) and not refused:
             self.turn = turn
+
+    def _remember(self, turn: Turn, failure: Exception | None) -> None:
+        """Keep why a turn failed for whoever waits for it here; the journal has the text."""
+        if failure is not None and turn.submission_id in self.opening.watched:
+            self.failures[turn.turn_id] = failure
 
     def _refused(
         self, rejection: str | None, failure: Exception | None, cause: str

@@ -23,7 +23,13 @@ from trio_agent.agent.request import (
 )
 from trio_agent.agent.session import Part, applied, told
 from trio_agent.agent.tool_step import Batch, admission
-from trio_agent.errors import InternalError, ProviderError, StepLimitError
+from trio_agent.errors import (
+    CheckpointError,
+    InternalError,
+    ProviderError,
+    SessionBrokenError,
+    StepLimitError,
+)
 from trio_agent.middleware.contexts import Effects
 from trio_agent.model.base import ModelOutput, ModelRequest
 from trio_agent.model.retry import retry_delay
@@ -121,6 +127,7 @@ class Turn:
         Raises:
             Exception: Only if the session is broken; a failing turn is recorded.
         """
+        session = self.opening.session
         ending = Ending("aborted", "interrupted", "cancelled")
         try:
             with self.scope:
@@ -128,17 +135,23 @@ class Turn:
             if self.scope.cancelled_caught and self._interrupted is not None:
                 ending = self._interrupted
         except Exception as exc:
-            if self.opening.session.broken is not None:
+            if session.broken is not None:
                 raise
-            ending = _failed(exc)
-            self.failure = exc
             logger.warning("turn %s failed", self.turn_id, exc_info=exc)
+            # What goes wrong while an interrupt unwinds the turn is no reason of its own.
+            ending = self._interrupted or _failed(exc)
+            self.failure = ending.failure
         finally:
             if ending.finish_reason != "interrupted" or self._interrupted is not None:
                 await self._turn_end_hooks(ending)
             with trio.move_on_after(self.opening.config.shutdown_grace, shield=True):
                 await self._finish(ending)
             self.ended.set()
+        if session.broken is None and self._mine() is not None:
+            grace = f"shutdown_grace ({self.opening.config.shutdown_grace:g} s)"
+            session.fail(CheckpointError(f"the end of the turn was not saved within {grace}"))
+        if session.broken is not None:
+            raise SessionBrokenError("the turn could not be ended") from session.broken
 
     def _mine(self) -> ActiveExecution | None:
         active = self.opening.session.checkpoint.active_execution

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
+from typing import Self
 
 import attrs
 
@@ -78,11 +79,24 @@ class Watch:
         self.attended = attended
         self.turn_id: str | None = None
         self.result: TurnResult | None = None
-        self._text: str = ""
-        self._usage: TokenUsage = TokenUsage()
+        self._accepted = False
+        self._text = ""
+        self._usage = TokenUsage()
+
+    def __enter__(self) -> Self:
+        """Have what happens to the message remembered from now on."""
+        self.opening.watched.add(self.submission_id)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop that; take a message back, or interrupt its turn, if its end was not seen."""
+        self.opening.watched.discard(self.submission_id)
+        if self.result is None and self._accepted:
+            self._give_up()
 
     async def run(self, events: Reader, on_event: OnEvent | None) -> TurnResult:
-        """Read *events* until the turn has ended. See `Agent.run`."""
+        """Read *events*, which begin with its acceptance, until the turn has ended."""
+        self._accepted = True
         async for event in events:
             self._take(event)
             if on_event is not None:
@@ -145,7 +159,9 @@ class Watch:
         """Take the new id of a message that was edited; say so if it was taken back."""
         intake = self.intake
         while self.submission_id in intake.renamed:
+            self.opening.watched.discard(self.submission_id)
             self.submission_id = intake.renamed.pop(self.submission_id)
+            self.opening.watched.add(self.submission_id)
         if self.submission_id in intake.withdrawn:
             intake.withdrawn.discard(self.submission_id)
             raise TurnError("the message was taken back before its turn")
@@ -157,7 +173,7 @@ class Watch:
                 " AgentConfig(on_approval=...), read agent.events, or choose another policy"
             )
 
-    def give_up(self) -> None:
+    def _give_up(self) -> None:
         """Take the message back, or interrupt its turn. Not a checkpoint."""
         op: Op = (
             CancelQueued(self.submission_id)
