@@ -147,6 +147,7 @@ class Batch:
     ) -> None:
         self.turn = turn
         self._ends = list[_End]()
+        self._entered = set[str]()
         self._running = set[str]()
         self._asking = set[str]()
         self._failure: Exception | None = None
@@ -222,7 +223,10 @@ class Batch:
                     nursery.cancel_scope.cancel(reason="nobody needs to be asked any more")
                     break
                 for call in checkpoint.pending_tools:
-                    if call.status == "begun" and call.call_id not in self._running:
+                    # Until its end is committed a call that has ended is "begun" still, so
+                    # only what was ever entered tells whether to enter it.
+                    if call.status == "begun" and call.call_id not in self._entered:
+                        self._entered.add(call.call_id)
                         self._running.add(call.call_id)
                         name = f"tool {call.name} {call.call_id}"
                         nursery.start_soon(self._run_call, call, name=name)
