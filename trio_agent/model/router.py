@@ -142,11 +142,26 @@ class ModelRouter:
         self._fallbacks[route] = (others, on)
 
     def next_route(self, route: str, error: ProviderError, tried: frozenset[str]) -> str | None:
-        """Return where a step that failed on *route* goes on, or None if nowhere."""
-        others, on = self._fallbacks.get(route, ((), _DEFAULT_ON))
-        if isinstance(error, ContextOverflowError) or not on(error):
+        """Return where a step that failed on *route* goes on, or None if nowhere.
+
+        A route that was reached as a fallback without having one of its own goes on
+        with the rest of the list that led to it.
+        """
+        if isinstance(error, ContextOverflowError):
             return None
-        return next((other for other in others if other not in tried), None)
+        origins = [route]
+        if route not in self._fallbacks:
+            origins = [
+                name
+                for name, (others, _) in self._fallbacks.items()
+                if name in tried and route in others
+            ]
+        for origin in origins:
+            others, on = self._fallbacks.get(origin, ((), _DEFAULT_ON))
+            for other in others:
+                if other not in tried and on(error):
+                    return other
+        return None
 
     def choices(self) -> tuple[ModelChoice, ...]:
         """Return all routes in the order of registration."""

@@ -82,6 +82,8 @@ def test_a_fallback_goes_on_only_with_errors_that_another_route_may_not_have() -
     assert routes.next_route("a", ProviderError("x", status=400), frozenset({"a"})) is None
     assert routes.next_route("a", ContextOverflowError("x"), frozenset({"a"})) is None
     assert routes.next_route("b", down, frozenset({"b"})) is None
+    assert routes.next_route("b", down, frozenset({"a", "b"})) == "c"
+    assert routes.next_route("c", down, frozenset({"a", "b", "c"})) is None
     routes.fallback("b", "c", on=lambda error: error.status == 400)
     assert routes.next_route("b", ProviderError("x", status=400), frozenset({"b"})) == "c"
     assert routes.next_route("b", down, frozenset({"b"})) is None
