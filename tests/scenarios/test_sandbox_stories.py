@@ -1,5 +1,9 @@
 """What went wrong for users of coding agents, told through whole sessions with real tools."""
 
+
+# ruff: noqa: PTH120, PTH208
+# (a test looks from outside, and may block)
+
 from __future__ import annotations
 
 import os
@@ -71,7 +75,9 @@ class TestBytesThatAreNoText:
         "head -c 1000 /dev/zero; exit 3",
     )
 
-    async def test_the_turn_survives_and_nothing_is_lost(self, workspace, tmp_path):
+    async def test_the_turn_survives_and_nothing_is_lost(
+        self, workspace: Any, tmp_path: Any
+    ) -> None:
         script = [
             calls(*(("run_command", {"command": command}) for command in self.COMMANDS)),
             ModelOutput.answer("done"),
@@ -97,7 +103,9 @@ class TestBytesThatAreNoText:
 
 
 class TestOneHugeLine:
-    async def test_it_is_bounded_readable_and_soon_forgotten(self, workspace, tmp_path):
+    async def test_it_is_bounded_readable_and_soon_forgotten(
+        self, workspace: Any, tmp_path: Any
+    ) -> None:
         size = 24_000_000
         huge = f"head -c {size} /dev/zero | tr '\\0' x"
         read = {"path": "@output/1-stdout", "byte": size - 10}
@@ -139,21 +147,25 @@ def processes_with(marker: str) -> Iterator[int]:
 
 async def wait_gone(marker: str) -> None:
     with trio.fail_after(5):
-        while list(processes_with(marker)):
+        while list(processes_with(marker)):  # noqa: ASYNC110
             await trio.sleep(0.02)
 
 
 CHILDREN = {
-    "in the background": "(while true; do echo tick; sleep 0.1; done) & cat /dev/zero >/dev/null",
+    "in the background": "(while true; do echo tick; sleep 0.1; done) & tail -f /dev/null",
     "deaf to SIGTERM": "(trap '' TERM; while true; do echo tick; sleep 0.1; done) & sleep 300",
     "in its own session": "echo tick; setsid sh -c 'sleep 300' & sleep 300",
-    "three levels deep": 'echo tick; sh -c \'sh -c "sh -c \\"sleep 300\\" & sleep 300" & sleep 300\'',
+    "three levels deep": (
+        "echo tick; bash -c '(bash -c \"sleep 300 & sleep 300\" & sleep 300) & sleep 300'"
+    ),
 }
 
 
 class TestTimeIsUp:
     @pytest.mark.parametrize("kind", CHILDREN)
-    async def test_all_that_the_command_started_is_gone(self, workspace, kind):
+    async def test_all_that_the_command_started_is_gone(
+        self, workspace: Any, kind: Any
+    ) -> None:
         marker = f"marker-{uuid.uuid4()}"
         script = [
             calls(("run_command", {"command": CHILDREN[kind], "timeout": 1})),
@@ -168,7 +180,7 @@ class TestTimeIsUp:
         assert "tick" in end.output
         await wait_gone(marker)
 
-    async def test_the_search_for_leftovers_does_find_them(self, workspace):
+    async def test_the_search_for_leftovers_does_find_them(self, workspace: Any) -> None:
         """Bare commands promise their process group only: a session of its own is left."""
         marker = f"marker-{uuid.uuid4()}"
         backend = LocalSandbox(workspace, isolation="none", environment={"MARKER": marker})
@@ -195,7 +207,9 @@ LEADS_OUT = (
 
 
 class TestLinksThatLeadOut:
-    async def test_every_file_tool_refuses_and_the_session_goes_on(self, workspace, tmp_path):
+    async def test_every_file_tool_refuses_and_the_session_goes_on(
+        self, workspace: Any, tmp_path: Any
+    ) -> None:
         outside = tmp_path / "outside"
         outside.mkdir()
         (outside / "secret.txt").write_text("secret\n")
@@ -223,9 +237,7 @@ class TestLinksThatLeadOut:
                     ),
                     (
                         "apply_patch",
-                        {
-                            "patch": f"*** Begin Patch\n*** Add File: {real}\n+evil\n*** End Patch"
-                        },
+                        {"patch": f"*** Begin Patch\n*** Add File: {real}\n+x\n*** End Patch"},
                     ),
                 )
             )
@@ -246,7 +258,9 @@ class TestLinksThatLeadOut:
 
 
 class TestTheEnginesKeys:
-    async def test_no_command_and_no_tool_sees_one(self, workspace, monkeypatch):
+    async def test_no_command_and_no_tool_sees_one(
+        self, workspace: Any, monkeypatch: Any
+    ) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
         command = "env; cat /proc/*/environ | tr '\\0' '\\n'; echo end"
         script = [calls(("run_command", {"command": command})), ModelOutput.answer("done")]

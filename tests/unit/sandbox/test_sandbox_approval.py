@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,9 @@ CASES = list(itertools.product(ApprovalPolicy, *[(False, True)] * 4))
 
 
 @pytest.mark.parametrize(("policy", "needs", "sandboxed", "granted", "network"), CASES)
-def test_every_case(policy, needs, sandboxed, granted, network):
+def test_every_case(
+    policy: Any, needs: Any, sandboxed: Any, granted: Any, network: Any
+) -> None:
     ruling = rule(
         policy,
         needs_approval=needs,
@@ -50,7 +53,7 @@ def test_every_case(policy, needs, sandboxed, granted, network):
 
 
 @pytest.mark.parametrize("policy", ApprovalPolicy)
-def test_a_call_that_needs_no_approval_is_given_nothing(policy):
+def test_a_call_that_needs_no_approval_is_given_nothing(policy: Any) -> None:
     ruling = rule(policy, needs_approval=False, sandboxed=True, granted=True, network=True)
 
     assert ruling.permissions == Permissions()

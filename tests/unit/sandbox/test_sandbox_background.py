@@ -1,6 +1,11 @@
 """Background commands: incremental, owned by one session, and gone with it."""
 
+
+# (a test looks from outside, and may block)
+
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import trio
@@ -14,15 +19,15 @@ MUTATE = Permissions(mutate=True)
 
 
 @pytest.fixture(params=["none", "bubblewrap"])
-def sandbox(request, world):
+def sandbox(request: Any, world: Any) -> Any:
     return Sandbox(LocalSandbox(world.inside, isolation=request.param))
 
 
-def bind(sandbox, session_id="s"):
+def bind(sandbox: Any, session_id: Any = "s") -> Any:
     return sandbox.bind(session_id=session_id, call_id="c", permissions=MUTATE)
 
 
-async def poll_until(bound, command_id, done):
+async def poll_until(bound: Any, command_id: Any, done: Any) -> Any:
     """Poll until *done* says so, and return all output and the last answer."""
     text = ""
     with trio.fail_after(20):
@@ -34,7 +39,7 @@ async def poll_until(bound, command_id, done):
             await trio.sleep(0.01)
 
 
-async def test_polls_are_incremental_and_tell_the_end_once(sandbox, world):
+async def test_polls_are_incremental_and_tell_the_end_once(sandbox: Any, world: Any) -> None:
     async with sandbox.session("s"):
         bound = bind(sandbox)
         command = "echo one; while [ ! -e go ]; do sleep 0.01; done; echo two; exit 5"
@@ -51,7 +56,7 @@ async def test_polls_are_incremental_and_tell_the_end_once(sandbox, world):
             await bound.poll(command_id)
 
 
-async def test_stopping_ends_it_and_returns_the_rest(sandbox):
+async def test_stopping_ends_it_and_returns_the_rest(sandbox: Any) -> None:
     async with sandbox.session("s"):
         bound = bind(sandbox)
         command_id = await bound.start("echo up; sleep 300")
@@ -62,7 +67,7 @@ async def test_stopping_ends_it_and_returns_the_rest(sandbox):
             await bound.stop(command_id)
 
 
-async def test_stopping_an_ended_one_tells_its_true_end(sandbox):
+async def test_stopping_an_ended_one_tells_its_true_end(sandbox: Any) -> None:
     async with sandbox.session("s"):
         bound = bind(sandbox)
         command_id = await bound.start("echo done; exit 7")
@@ -73,7 +78,7 @@ async def test_stopping_an_ended_one_tells_its_true_end(sandbox):
         assert (told.status, told.exit_code, told.output.text) == ("exited", 7, "done\n")
 
 
-async def test_another_session_does_not_know_it(sandbox):
+async def test_another_session_does_not_know_it(sandbox: Any) -> None:
     async with sandbox.session("s"), sandbox.session("other"):
         command_id = await bind(sandbox).start("sleep 300")
         with pytest.raises(SandboxError) as unknown:
@@ -86,8 +91,9 @@ async def test_another_session_does_not_know_it(sandbox):
         assert (await bind(sandbox).poll(command_id)).status == "running"
 
 
-async def test_each_session_has_its_own_cap(sandbox):
+async def test_each_session_has_its_own_cap(sandbox: Any) -> None:
     async with sandbox.session("s"), sandbox.session("other"):
+        command_id = ""
         for _ in range(MAX_BACKGROUND_COMMANDS):
             command_id = await bind(sandbox).start("sleep 300")
         with pytest.raises(SandboxError):
@@ -98,14 +104,16 @@ async def test_each_session_has_its_own_cap(sandbox):
 
 
 @pytest.mark.parametrize("ending", ["plain", "error", "cancelled"])
-async def test_leaving_the_session_ends_them_however(sandbox, world, ending):
+async def test_leaving_the_session_ends_them_however(
+    sandbox: Any, world: Any, ending: Any
+) -> None:
     pids: list[int] = []
 
     async def session() -> None:
         async with sandbox.session("s"):
             await bind(sandbox).start("(setsid sleep 300 &); echo x > up; exec sleep 300")
             with trio.fail_after(20):
-                while not (world.inside / "up").exists():
+                while not (world.inside / "up").exists():  # noqa: ASYNC110
                     await trio.sleep(0.01)
             pids.extend(children())
             assert pids
@@ -125,7 +133,7 @@ async def test_leaving_the_session_ends_them_however(sandbox, world, ending):
     assert not set(pids) & set(children())
 
 
-async def test_what_the_block_raises_beats_a_cancellation(sandbox):
+async def test_what_the_block_raises_beats_a_cancellation(sandbox: Any) -> None:
     """An error is not lost when the session is cancelled while it is being left."""
     with pytest.raises(KeyError), trio.CancelScope() as scope:
         async with sandbox.session("s"):
@@ -134,7 +142,9 @@ async def test_what_the_block_raises_beats_a_cancellation(sandbox):
             raise KeyError
 
 
-async def test_a_command_that_cannot_start_is_told_at_once(world, monkeypatch):
+async def test_a_command_that_cannot_start_is_told_at_once(
+    world: Any, monkeypatch: Any
+) -> None:
     sandbox = Sandbox(LocalSandbox(world.inside))
     monkeypatch.setenv("PATH", str(world.outside))
     async with sandbox.session("s"):
@@ -142,16 +152,16 @@ async def test_a_command_that_cannot_start_is_told_at_once(world, monkeypatch):
             await bind(sandbox).start("true")
 
 
-async def test_a_cancelled_start_leaves_nothing(sandbox):
+async def test_a_cancelled_start_leaves_nothing(sandbox: Any) -> None:
     async with sandbox.session("s"):
         with trio.move_on_after(0):
             await bind(sandbox).start("sleep 300")
         with trio.fail_after(20):
-            while children():
+            while children():  # noqa: ASYNC110
                 await trio.sleep(0.01)
 
 
-async def test_without_a_session_there_are_none(sandbox):
+async def test_without_a_session_there_are_none(sandbox: Any) -> None:
     with pytest.raises(SandboxError):
         await bind(sandbox).start("true")
 

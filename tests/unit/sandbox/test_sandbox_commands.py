@@ -1,5 +1,9 @@
 """Commands: what they get, what is kept of them, and that nothing of them is left."""
 
+
+# ruff: noqa: PTH208
+# (a test looks from outside, and may block)
+
 from __future__ import annotations
 
 import os
@@ -11,6 +15,7 @@ import textwrap
 import threading
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -46,29 +51,29 @@ def processes_with(marker: str) -> list[int]:
 
 async def wait_none_left(marker: str) -> None:
     with trio.fail_after(10):
-        while processes_with(marker):
+        while processes_with(marker):  # noqa: ASYNC110
             await trio.sleep(0.01)
 
 
 @pytest.fixture
-def marker():
+def marker() -> Any:
     return f"marker-{uuid.uuid4()}"
 
 
 @pytest.fixture(params=MODES)
-def backend(request, world, marker):
+def backend(request: Any, world: Any, marker: Any) -> Any:
     return LocalSandbox(world.inside, isolation=request.param, environment={"MARKER": marker})
 
 
 @pytest.fixture
-async def bound(backend):
+async def bound(backend: Any) -> Any:
     sandbox = Sandbox(backend)
     async with sandbox.session("s"):
         yield sandbox.bind(session_id="s", call_id="c", permissions=MUTATE)
 
 
 class TestOutput:
-    async def test_exit_code_and_both_streams(self, bound):
+    async def test_exit_code_and_both_streams(self, bound: Any) -> None:
         output = await bound.run("echo out; echo err >&2; exit 3")
 
         assert output.exit_code == 3
@@ -76,25 +81,29 @@ class TestOutput:
         assert (output.stdout.missing, output.stdout.file) == (0, None)
 
     @pytest.mark.parametrize("command", ["-n; echo x", "--help", "  echo x", "echo 'a\nb'"])
-    async def test_a_command_is_never_taken_for_an_option(self, bound, command):
+    async def test_a_command_is_never_taken_for_an_option(
+        self, bound: Any, command: Any
+    ) -> None:
         output = await bound.run(command)
-        direct = subprocess.run(
+        direct = subprocess.run(  # noqa: ASYNC221
             ["/bin/bash", "-c", "--", command], capture_output=True, check=False
         )
         assert output.exit_code == direct.returncode
         assert output.stdout.text.encode() == direct.stdout
 
-    async def test_a_command_killed_by_a_signal_says_so(self, bound):
+    async def test_a_command_killed_by_a_signal_says_so(self, bound: Any) -> None:
         assert (await bound.run("kill -KILL $$")).exit_code in (-9, 128 + 9)
 
-    async def test_it_starts_in_the_workspace_and_reads_nothing(self, bound, world):
+    async def test_it_starts_in_the_workspace_and_reads_nothing(
+        self, bound: Any, world: Any
+    ) -> None:
         output = await bound.run("pwd; cat; touch made")
 
         assert output.stdout.text == f"{world.inside}\n"
         assert (world.inside / "made").exists()
 
     @pytest.mark.parametrize("size", [MAX_STREAM_BYTES, MAX_STREAM_BYTES + 1, 3_000_000])
-    async def test_long_output_keeps_both_ends_and_a_file(self, bound, size):
+    async def test_long_output_keeps_both_ends_and_a_file(self, bound: Any, size: Any) -> None:
         program = (
             f"import sys; sys.stdout.write(''.join(chr(97 + n % 26) for n in range({size})))"
         )
@@ -109,18 +118,19 @@ class TestOutput:
         assert output.text.startswith(whole[: MAX_STREAM_BYTES // 2])
         assert output.text.endswith(whole[-MAX_STREAM_BYTES // 2 :])
         assert output.file is not None
-        pieces, byte = [], 0
+        pieces: list[str] = []
+        byte: Any = 0
         while byte is not None:
             window = await bound.read_window(output.file, byte=byte)
             pieces.append(window.text)
             byte = window.next_byte
         assert "".join(pieces) == whole
 
-    async def test_outputs_go_with_the_session(self, backend):
+    async def test_outputs_go_with_the_session(self, backend: Any) -> None:
         sandbox = Sandbox(backend)
         async with sandbox.session("s"):
             bound = sandbox.bind(session_id="s", call_id="c", permissions=MUTATE)
-            output = await bound.run("head -c 100000 /dev/zero")
+            output: Any = await bound.run("head -c 100000 /dev/zero")
             with pytest.raises(SandboxError):
                 await bound.read_window("@output/../../etc/passwd")
             other = sandbox.bind(session_id="other", call_id="c", permissions=MUTATE)
@@ -129,20 +139,24 @@ class TestOutput:
         with pytest.raises(SandboxError):
             await bound.read_window(output.stdout.file)
 
-    async def test_the_result_does_not_wait_for_a_helper_that_holds_the_pipe(self, bound):
+    async def test_the_result_does_not_wait_for_a_helper_that_holds_the_pipe(
+        self, bound: Any
+    ) -> None:
         with trio.fail_after(30):
             output = await bound.run("sleep 300 & echo hi")
         assert output.stdout.text == "hi\n"
         assert OUTPUT_GRACE < 1
 
-    async def test_blank_long_and_impossible_commands_are_refused(self, bound):
+    async def test_blank_long_and_impossible_commands_are_refused(self, bound: Any) -> None:
         for command in ("", " \n", "x" * (MAX_COMMAND_BYTES + 1), "a\0b", "\ud800"):
             with pytest.raises(SandboxError):
                 await bound.run(command)
 
 
 class TestEnvironment:
-    async def test_no_variable_of_the_engine_is_passed_on(self, bound, monkeypatch):
+    async def test_no_variable_of_the_engine_is_passed_on(
+        self, bound: Any, monkeypatch: Any
+    ) -> None:
         monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
         monkeypatch.setenv("ANYTHING_ELSE", "sk-secret")
         monkeypatch.setenv("BASH_ENV", "/tmp/evil")
@@ -152,12 +166,14 @@ class TestEnvironment:
         assert "sk-secret" not in output.stdout.text
         assert "BASH_ENV" not in output.stdout.text
 
-    async def test_what_the_embedder_names_is_there(self, bound, marker):
+    async def test_what_the_embedder_names_is_there(self, bound: Any, marker: Any) -> None:
         assert (await bound.run('echo "$MARKER"')).stdout.text == f"{marker}\n"
 
 
 class TestPermissions:
-    async def test_nothing_runs_or_changes_without_the_right(self, backend, world):
+    async def test_nothing_runs_or_changes_without_the_right(
+        self, backend: Any, world: Any
+    ) -> None:
         sandbox = Sandbox(backend, ApprovalPolicy.FULL_ACCESS)
         async with sandbox.session("s"):
             bound = sandbox.bind(session_id="s", call_id="c", permissions=Permissions())
@@ -171,18 +187,20 @@ class TestPermissions:
         assert os.listdir(world.inside) == []
 
     @pytest.mark.parametrize("network", [False, True])
-    async def test_the_network_is_there_only_if_granted(self, isolated, network):
+    async def test_the_network_is_there_only_if_granted(
+        self, isolated: Any, network: Any
+    ) -> None:
         bound = Sandbox(isolated).bind(
             session_id="s", call_id="c", permissions=Permissions(mutate=True, network=network)
         )
         output = await bound.run("ls /sys/class/net >/dev/null; cat /proc/net/dev | wc -l")
         alone = int(output.stdout.text) == 3  # two lines of heading, and the loopback
 
-        host = len(Path("/proc/net/dev").read_text().splitlines())
+        host = len(Path("/proc/net/dev").read_text().splitlines())  # noqa: ASYNC240
         assert alone is (not network or host == 3)
 
-    async def test_full_access_leaves_the_sandbox(self, isolated, world):
-        def bind(**rights):
+    async def test_full_access_leaves_the_sandbox(self, isolated: Any, world: Any) -> None:
+        def bind(**rights: Any) -> Any:
             return Sandbox(isolated).bind(
                 session_id="s", call_id="c", permissions=Permissions(mutate=True, **rights)
             )
@@ -197,7 +215,7 @@ class TestNothingIsLeft:
         "(setsid sleep 300 &) ; (trap '' TERM; sleep 300) & sh -c 'sh -c \"sleep 300\" &' ;"
     )
 
-    async def test_after_the_end(self, bound, marker):
+    async def test_after_the_end(self, bound: Any, marker: Any) -> None:
         if isinstance(bound._backend, LocalSandbox) and bound._backend.isolation == "none":
             command = "sleep 300 & sh -c 'sleep 300 &'"
         else:
@@ -205,30 +223,32 @@ class TestNothingIsLeft:
         await bound.run(f"{command} echo up")
         await wait_none_left(marker)
 
-    async def test_after_the_time_is_up(self, isolated_marked, marker):
+    async def test_after_the_time_is_up(self, isolated_marked: Any, marker: Any) -> None:
         output = await isolated_marked.run(f"{self.DAEMONS} echo up; sleep 300", timeout=1)
 
         assert output.timed_out
         assert output.stdout.text == "up\n"
         await wait_none_left(marker)
 
-    async def test_after_a_cancellation(self, isolated_marked, marker):
+    async def test_after_a_cancellation(self, isolated_marked: Any, marker: Any) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(isolated_marked.run, f"{self.DAEMONS} sleep 300")
             with trio.fail_after(10):
-                while len(processes_with(marker)) < 5:
+                while len(processes_with(marker)) < 5:  # noqa: ASYNC110
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
         await wait_none_left(marker)
 
     @pytest.fixture
-    async def isolated_marked(self, world, marker):
+    async def isolated_marked(self, world: Any, marker: Any) -> Any:
         sandbox = Sandbox(LocalSandbox(world.inside, environment={"MARKER": marker}))
         async with sandbox.session("s"):
             yield sandbox.bind(session_id="s", call_id="c", permissions=MUTATE)
 
     @pytest.mark.parametrize("mode", MODES)
-    async def test_after_the_engine_was_killed(self, world, marker, mode):
+    async def test_after_the_engine_was_killed(
+        self, world: Any, marker: Any, mode: Any
+    ) -> None:
         daemon = "(setsid sleep 300 &);" if mode == "bubblewrap" else "(sleep 300 &);"
         engine = textwrap.dedent(f"""
             import trio
@@ -244,11 +264,11 @@ class TestNothingIsLeft:
             trio.run(main)
         """)
         path = str(Path(__file__).parents[3])
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: ASYNC220
             [sys.executable, "-c", engine], env={**os.environ, "PYTHONPATH": path}
         )
         with trio.fail_after(30):
-            while not (world.inside / "up").exists():
+            while not (world.inside / "up").exists():  # noqa: ASYNC110
                 await trio.sleep(0.02)
         assert processes_with(marker)
         process.send_signal(signal.SIGKILL)
@@ -256,7 +276,7 @@ class TestNothingIsLeft:
 
         await wait_none_left(marker)
 
-    async def test_a_command_outlives_idle_threads(self, bound):
+    async def test_a_command_outlives_idle_threads(self, bound: Any) -> None:
         """The kernel ties a child to the thread that started it; that one must stay."""
         started = threading.get_ident()
         await trio.to_thread.run_sync(lambda: None)
@@ -266,7 +286,7 @@ class TestNothingIsLeft:
         assert started == threading.get_ident()
 
     @pytest.mark.parametrize("mode", MODES)
-    async def test_nothing_grows_over_200_runs(self, world, mode):
+    async def test_nothing_grows_over_200_runs(self, world: Any, mode: Any) -> None:
         def counts() -> tuple[int, int, int]:
             children = Path("/proc/self/task").glob("*/children")
             return (
@@ -289,7 +309,9 @@ class TestNothingIsLeft:
 
 
 class TestRefusals:
-    async def test_without_bubblewrap_commands_are_refused(self, isolated, world, monkeypatch):
+    async def test_without_bubblewrap_commands_are_refused(
+        self, isolated: Any, world: Any, monkeypatch: Any
+    ) -> None:
         empty = world.outside / "bin"
         empty.mkdir()
         monkeypatch.setenv("PATH", str(empty))
@@ -299,8 +321,8 @@ class TestRefusals:
         assert os.listdir(world.inside) == []
 
     async def test_bubblewrap_from_the_workspace_is_not_trusted(
-        self, isolated, world, monkeypatch
-    ):
+        self, isolated: Any, world: Any, monkeypatch: Any
+    ) -> None:
         fake = world.inside / "bwrap"
         fake.write_text("#!/bin/sh\ntouch ran\n")
         fake.chmod(0o755)
@@ -313,8 +335,8 @@ class TestRefusals:
         assert not (world.inside / "ran").exists()
 
     async def test_a_bubblewrap_that_does_not_isolate_is_found_out(
-        self, isolated, world, monkeypatch
-    ):
+        self, isolated: Any, world: Any, monkeypatch: Any
+    ) -> None:
         """It obeys the flags, but for the ones that count."""
         real = shutil.which("bwrap")
         directory = world.outside / "bin"
@@ -340,7 +362,9 @@ class TestRefusals:
         monkeypatch.undo()
         assert (await bound.run("touch ran")).exit_code == 0
 
-    async def test_other_systems_refuse_to_isolate(self, isolated, world, monkeypatch):
+    async def test_other_systems_refuse_to_isolate(
+        self, isolated: Any, world: Any, monkeypatch: Any
+    ) -> None:
         monkeypatch.setattr(sys, "platform", "darwin")
         bound = Sandbox(isolated).bind(session_id="s", call_id="c", permissions=MUTATE)
         with pytest.raises(SandboxError):

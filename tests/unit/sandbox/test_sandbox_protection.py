@@ -1,10 +1,15 @@
 """Protected paths hold against commands, also before they exist, and leave no trace."""
 
+
+# ruff: noqa: PTH208
+# (a test looks from outside, and may block)
+
 from __future__ import annotations
 
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +34,7 @@ def snapshot(workspace: Path) -> dict[str, bytes]:
     }
 
 
-def bind(backend: LocalSandbox, **rights: bool):
+def bind(backend: LocalSandbox, **rights: bool) -> Any:
     return Sandbox(backend).bind(
         session_id="s", call_id="c", permissions=Permissions(mutate=True, **rights)
     )
@@ -53,7 +58,9 @@ ATTACKS = (
 
 @pytest.mark.parametrize("with_git", [False, True])
 @pytest.mark.parametrize("attack", ATTACKS)
-async def test_attacks_change_nothing_protected(isolated, world, attack, with_git):
+async def test_attacks_change_nothing_protected(
+    isolated: Any, world: Any, attack: Any, with_git: Any
+) -> None:
     if with_git:
         git_init(world.inside)
     before = snapshot(world.inside)
@@ -65,14 +72,14 @@ async def test_attacks_change_nothing_protected(isolated, world, attack, with_gi
 
 
 @pytest.mark.parametrize("attack", ATTACKS[:2])
-async def test_the_attacks_work_without_the_protection(world, attack):
+async def test_the_attacks_work_without_the_protection(world: Any, attack: Any) -> None:
     git_init(world.inside)
     before = snapshot(world.inside)
     await bind(LocalSandbox(world.inside, protected=())).run(attack)
     assert snapshot(world.inside) != before
 
 
-async def test_git_works_and_sees_no_placeholder(isolated, world):
+async def test_git_works_and_sees_no_placeholder(isolated: Any, world: Any) -> None:
     git_init(world.inside)
     (world.inside / "a.txt").write_text("a")
     output = await bind(isolated).run(
@@ -84,7 +91,7 @@ async def test_git_works_and_sees_no_placeholder(isolated, world):
     assert not [name for name in os.listdir(world.inside) if name not in (".git", "a.txt")]
 
 
-async def test_placeholders_stay_until_the_last_command_ends(world):
+async def test_placeholders_stay_until_the_last_command_ends(world: Any) -> None:
     files = WorkspaceFiles(world.inside)
     first, second = (Protection(files, PROTECTED_PATHS) for _ in range(2))
     first.acquire()
@@ -95,7 +102,7 @@ async def test_placeholders_stay_until_the_last_command_ends(world):
     assert os.listdir(world.inside) == []
 
 
-async def test_placeholders_of_a_killed_engine_are_removed(world):
+async def test_placeholders_of_a_killed_engine_are_removed(world: Any) -> None:
     files = WorkspaceFiles(world.inside)
     killed = Protection(files, PROTECTED_PATHS)
     killed.acquire()
@@ -106,7 +113,7 @@ async def test_placeholders_of_a_killed_engine_are_removed(world):
     assert os.listdir(world.inside) == []
 
 
-async def test_what_the_user_writes_into_a_placeholder_is_kept(world):
+async def test_what_the_user_writes_into_a_placeholder_is_kept(world: Any) -> None:
     protection = Protection(WorkspaceFiles(world.inside), PROTECTED_PATHS)
     protection.acquire()
     (world.inside / ".bashrc").chmod(0o644)
@@ -115,14 +122,14 @@ async def test_what_the_user_writes_into_a_placeholder_is_kept(world):
     assert os.listdir(world.inside) == [".bashrc"]
 
 
-async def test_a_link_cannot_be_protected_and_nothing_runs(isolated, world):
+async def test_a_link_cannot_be_protected_and_nothing_runs(isolated: Any, world: Any) -> None:
     (world.inside / ".bashrc").symlink_to(world.secret)
     with pytest.raises(SandboxError):
         await bind(isolated).run("touch ran")
     assert os.listdir(world.inside) == [".bashrc"]
 
 
-async def test_a_git_file_is_protected_itself(isolated, world):
+async def test_a_git_file_is_protected_itself(isolated: Any, world: Any) -> None:
     (world.inside / ".git").write_text("gitdir: elsewhere\n")
     await bind(isolated).run("echo evil > .git; rm -f .git; mkdir .git")
     assert (world.inside / ".git").read_text() == "gitdir: elsewhere\n"

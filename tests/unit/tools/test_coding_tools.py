@@ -1,9 +1,14 @@
 """The coding tools, each called as a model calls it, in a real sandbox."""
 
+
+# ruff: noqa: PTH208
+# (a test looks from outside, and may block)
+
 from __future__ import annotations
 
 import importlib.util
 import os
+from typing import Any
 
 import pytest
 
@@ -35,7 +40,7 @@ ASKING = {"write_file", "edit_file", "apply_patch", "run_command", "start_comman
 class Bench:
     """A workspace and the tools on it."""
 
-    def __init__(self, workspace, bound) -> None:
+    def __init__(self, workspace: Any, bound: Any) -> None:
         self.workspace = workspace
         self.context = ToolContext(
             session_id="s",
@@ -47,26 +52,26 @@ class Bench:
         )
         self.tools = {tool.definition.name: tool for tool in coding_tools()}
 
-    async def call(self, name, /, **arguments) -> str:
+    async def call(self, name: Any, /, **arguments: Any) -> str:
         result = await self.tools[name].call(arguments, self.context)
         return result.output if isinstance(result, ToolResult) else result
 
-    async def describe(self, name, /, **arguments) -> str:
+    async def describe(self, name: Any, /, **arguments: Any) -> str:
         tool = self.tools[name]
         assert isinstance(tool, DescribedTool)
         return await tool.describe(arguments, self.context)
 
-    def put(self, name, data) -> None:
+    def put(self, name: Any, data: Any) -> None:
         path = self.workspace / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data if isinstance(data, bytes) else data.encode())
 
-    def get(self, name) -> bytes:
-        return (self.workspace / name).read_bytes()
+    def get(self, name: Any) -> bytes:
+        return bytes((self.workspace / name).read_bytes())
 
 
 @pytest.fixture
-async def bench(tmp_path):
+async def bench(tmp_path: Any) -> Any:
     workspace = tmp_path / "ws"
     workspace.mkdir()
     sandbox = Sandbox(LocalSandbox(workspace))
@@ -78,10 +83,10 @@ async def bench(tmp_path):
 
 
 class TestDeclarations:
-    def test_names_and_order(self):
+    def test_names_and_order(self) -> None:
         assert tuple(tool.definition.name for tool in coding_tools()) == NAMES
 
-    def test_only_what_changes_something_asks(self):
+    def test_only_what_changes_something_asks(self) -> None:
         tools = {tool.definition.name: tool for tool in coding_tools()}
         assert {name for name, tool in tools.items() if tool.needs_approval} == ASKING
         assert {n for n, tool in tools.items() if tool.effect == "read_only"} == READING
@@ -90,28 +95,28 @@ class TestDeclarations:
         assert all(tools[name].exclusive for name in ASKING)
         assert {n for n, t in tools.items() if isinstance(t, DescribedTool)} == ASKING
 
-    def test_a_missing_extra_is_named(self, monkeypatch):
+    def test_a_missing_extra_is_named(self, monkeypatch: Any) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
         with pytest.raises(ConfigError):
             coding_tools()
 
-    async def test_without_a_sandbox_the_model_reads_why(self):
+    async def test_without_a_sandbox_the_model_reads_why(self) -> None:
         context = ToolContext(session_id="s", turn_id="t", call_id="c", idempotency_key="k")
         with pytest.raises(ToolError):
             await files.read_file.call({"path": "x"}, context)
 
 
 class TestReading:
-    async def test_a_whole_file(self, bench):
+    async def test_a_whole_file(self, bench: Any) -> None:
         bench.put("a", "one\ntwo\n")
         assert await bench.call("read_file", path="a") == "one\ntwo\n"
 
-    async def test_a_part_says_where_to_read_on(self, bench):
+    async def test_a_part_says_where_to_read_on(self, bench: Any) -> None:
         bench.put("a", "one\ntwo\nthree\n")
         part = await bench.call("read_file", path="a", offset=2, limit=1, line_numbers=True)
         assert part == f"{2:>6}\ttwo\n" + files.MORE_LINES.format(size=14, line=3)
 
-    async def test_a_huge_line_is_read_by_bytes(self, bench):
+    async def test_a_huge_line_is_read_by_bytes(self, bench: Any) -> None:
         bench.put("a", "x" * 100_000)
         text = await bench.call("read_file", path="a")
         assert len(text.encode()) <= MAX_TOOL_OUTPUT_BYTES
@@ -119,11 +124,11 @@ class TestReading:
         assert note == files.MORE_BYTES.format(size=100_000, byte=32_768)
         assert await bench.call("read_file", path="a", byte=99_990) == "x" * 10
 
-    async def test_an_empty_file_says_so(self, bench):
+    async def test_an_empty_file_says_so(self, bench: Any) -> None:
         bench.put("a", "")
         assert await bench.call("read_file", path="a") == files.EMPTY_FILE
 
-    async def test_listing(self, bench):
+    async def test_listing(self, bench: Any) -> None:
         bench.put("a b", "123")
         bench.put("sub/\n", "")
         (bench.workspace / "link").symlink_to("a b")
@@ -137,22 +142,22 @@ class TestReading:
             "sub/\\n  0",
         ]
 
-    async def test_an_empty_listing_says_so(self, bench):
+    async def test_an_empty_listing_says_so(self, bench: Any) -> None:
         assert await bench.call("list_files") == files.NOTHING_LISTED
 
-    async def test_long_listings_are_cut(self, bench):
+    async def test_long_listings_are_cut(self, bench: Any) -> None:
         for number in range(30):
             bench.put(f"f{number:02}", "")
         lines = (await bench.call("list_files", limit=10)).split("\n")
         assert len(lines) == 11
         assert lines[-1] == files.MORE_ENTRIES
 
-    async def test_search(self, bench):
+    async def test_search(self, bench: Any) -> None:
         bench.put("a", "no\nyes\n")
         assert await bench.call("search", pattern="yes") == "a:2: yes"
         assert await bench.call("search", pattern="maybe") == files.NO_MATCHES
 
-    async def test_long_searches_stay_in_bounds(self, bench):
+    async def test_long_searches_stay_in_bounds(self, bench: Any) -> None:
         bench.put("a", ("y" * 390 + "\n") * 2_000)
         text = await bench.call("search", pattern="yyy", limit=1_000)
         assert len(text.encode()) <= MAX_TOOL_OUTPUT_BYTES
@@ -160,7 +165,7 @@ class TestReading:
 
 
 class TestWriting:
-    async def test_writing_shows_the_diff_first(self, bench):
+    async def test_writing_shows_the_diff_first(self, bench: Any) -> None:
         bench.put("a", "one\ntwo\n")
         shown = await bench.describe("write_file", path="a", content="one\n2\n")
         assert "-two" in shown.split("\n")
@@ -169,20 +174,20 @@ class TestWriting:
         await bench.call("write_file", path="a", content="one\n2\n")
         assert bench.get("a") == b"one\n2\n"
 
-    async def test_too_much_at_once_is_refused(self, bench):
+    async def test_too_much_at_once_is_refused(self, bench: Any) -> None:
         with pytest.raises(ToolError):
             await bench.call(
                 "write_file", path="a", content="x" * (files.MAX_WRITTEN_BYTES + 1)
             )
         assert os.listdir(bench.workspace) == []
 
-    async def test_everything_that_is_written_is_shown(self, bench):
+    async def test_everything_that_is_written_is_shown(self, bench: Any) -> None:
         bench.put("a", "old\n" * 10_000)
         content = "\n".join(f"line {n}" for n in range(4_000))
         shown = await bench.describe("write_file", path="b", content=content)
         assert {f"+line {n}" for n in range(4_000)} <= set(shown.split("\n"))
 
-    async def test_an_edit_replaces_the_one_place(self, bench):
+    async def test_an_edit_replaces_the_one_place(self, bench: Any) -> None:
         bench.put("a", b"x = 1\r\ny = \xff\r\n")
         shown = await bench.describe("edit_file", path="a", old="x = 1\ny", new="x = 2\ny")
         told = await bench.call("edit_file", path="a", old="x = 1\ny", new="x = 2\ny")
@@ -192,14 +197,16 @@ class TestWriting:
     @pytest.mark.parametrize(
         ("old", "new"), [("missing", "x"), ("a", "x"), ("", "x"), ("b", "b"), ("aa", "x")]
     )
-    async def test_an_edit_that_is_not_exact_changes_nothing(self, bench, old, new):
+    async def test_an_edit_that_is_not_exact_changes_nothing(
+        self, bench: Any, old: Any, new: Any
+    ) -> None:
         bench.put("a", "aaa\nb\n")
         for act in (bench.call, bench.describe):
             with pytest.raises(ToolError):
                 await act("edit_file", path="a", old=old, new=new)
         assert bench.get("a") == b"aaa\nb\n"
 
-    async def test_a_file_never_outgrows_what_can_be_read(self, bench):
+    async def test_a_file_never_outgrows_what_can_be_read(self, bench: Any) -> None:
         bench.put("a", "x" * 1_048_570 + "@")
         with pytest.raises(ToolError):
             await bench.call("edit_file", path="a", old="@", new="y" * 10)
@@ -213,13 +220,16 @@ class TestWriting:
             ("old old", "unknown"),
         ],
     )
-    async def test_after_a_crash_an_edit_knows_what_became_of_it(self, bench, content, outcome):
+    async def test_after_a_crash_an_edit_knows_what_became_of_it(
+        self, bench: Any, content: Any, outcome: Any
+    ) -> None:
         bench.put("a", content)
         arguments = {"path": "a", "old": "old", "new": "new"}
-        found = await files.edit_file.reconcile(arguments, bench.context)
+        reconcile: Any = files.edit_file.reconcile
+        found = await reconcile(arguments, bench.context)
         assert found.outcome == outcome
 
-    async def test_a_patch_is_all_or_nothing(self, bench):
+    async def test_a_patch_is_all_or_nothing(self, bench: Any) -> None:
         bench.put("a", "a\n")
         bench.put("b", "b\n")
         patch = (
@@ -235,7 +245,7 @@ class TestWriting:
         assert await bench.call("apply_patch", patch=patch.format("b")) == shown
         assert [bench.get(name) for name in "abc"] == [b"A\n", b"B\n", b"c\n"]
 
-    async def test_a_patch_keeps_modes_and_bytes_through_a_rename(self, bench):
+    async def test_a_patch_keeps_modes_and_bytes_through_a_rename(self, bench: Any) -> None:
         bench.put("a", b"\xff\nold\n")
         (bench.workspace / "a").chmod(0o755)
         patch = "--- a/a\n+++ b/b\n@@ -2,1 +2,1 @@\n-old\n+new\n"
@@ -244,7 +254,7 @@ class TestWriting:
         assert (bench.workspace / "b").stat().st_mode & 0o777 == 0o755
         assert not (bench.workspace / "a").exists()
 
-    async def test_an_added_file_must_not_be_there(self, bench):
+    async def test_an_added_file_must_not_be_there(self, bench: Any) -> None:
         bench.put("a", "mine")
         with pytest.raises(SandboxError):
             await bench.call(
@@ -254,7 +264,7 @@ class TestWriting:
 
 
 class TestCommands:
-    async def test_a_failure_is_a_normal_result(self, bench):
+    async def test_a_failure_is_a_normal_result(self, bench: Any) -> None:
         result = await shell.run_command.call({"command": "echo x; exit 4"}, bench.context)
         assert isinstance(result, ToolResult)
         assert not result.is_error
@@ -264,12 +274,12 @@ class TestCommands:
             "x",
         ]
 
-    async def test_the_exact_command_is_shown(self, bench):
+    async def test_the_exact_command_is_shown(self, bench: Any) -> None:
         command = "rm -rf x  # 'all' of it\n"
         assert await bench.describe("run_command", command=command) == command
         assert shell.run_command.grant_key({"command": command, "timeout": 5}) == command
 
-    async def test_long_outputs_stay_in_bounds_and_can_be_read(self, bench):
+    async def test_long_outputs_stay_in_bounds_and_can_be_read(self, bench: Any) -> None:
         command = "seq 100000; seq 100000 >&2"
         text = await bench.call("run_command", command=command)
         assert len(text.encode()) <= MAX_TOOL_OUTPUT_BYTES
@@ -277,10 +287,10 @@ class TestCommands:
         whole = await bench.call("read_file", path=name.rstrip(","), offset=50_000, limit=1)
         assert whole.startswith("50000\n")
 
-    async def test_silence_is_said(self, bench):
+    async def test_silence_is_said(self, bench: Any) -> None:
         assert shell.NO_OUTPUT in await bench.call("run_command", command="true")
 
-    async def test_background(self, bench):
+    async def test_background(self, bench: Any) -> None:
         told = await bench.call("start_command", command="echo up; sleep 300")
         command_id = next(word.rstrip(";") for word in told.split() if word.count("-") == 4)
         text = ""
