@@ -137,6 +137,13 @@ def test_garbage_is_a_protocol_error(text: Any) -> None:
             load(text)
 
 
+@given(strategies.json_values())
+def test_any_other_json_is_a_protocol_error(value: Any) -> None:
+    for _, load in LOADERS.values():
+        with pytest.raises(ProtocolError):
+            load(json.dumps(value))
+
+
 # --- nothing is coerced, left out or added
 
 
@@ -236,6 +243,13 @@ def test_a_missing_tag_or_a_foreign_one_is_refused(form: str, data: st.DataObjec
         (codec.load_op, b"null"),
         (codec.load_op, b"[]"),
         (codec.load_op, b'"user_input"'),
+        (codec.load_submission, b"0"),
+        (codec.load_submission, b"[]"),
+        (codec.load_submission, b"null"),
+        (codec.load_submission, b'"s"'),
+        (codec.load_event, b"0"),
+        (codec.load_event, b"[]"),
+        (codec.load_op, b"0"),
         (codec.load_submission, b'{"id":"s"}'),
         (codec.load_submission, b'{"id":"s","op":null}'),
         (codec.load_event, b'{"sequence":true,"recorded_at_ms":1,"msg":{"type":"x"}}'),

@@ -88,6 +88,7 @@ class _Converter(cattrs.Converter):
             self.register_structure_hook(primitive, _strict(primitive))
         self.register_structure_hook_factory(_is_tuple, self._tuple)
         self.register_structure_hook_factory(_is_json_object, _object_hook)
+        self.register_structure_hook_factory(attrs.has, self._plain)
         for cls in (*OP_TYPES, *DECISION_TYPES, *EVENT_TYPES, *ITEM_TYPES):
             self.register_structure_hook_factory(_is(cls), self._tagged)
             self.register_unstructure_hook_factory(_is(cls), self._untagged)
@@ -103,6 +104,10 @@ class _Converter(cattrs.Converter):
             return tuple(self.structure(one, member) for one in cast("list[Any]", value))
 
         return structure
+
+    def _plain(self, cls: Any) -> Callable[[Any, Any], Any]:
+        inner = cattrs.gen.make_dict_structure_fn(cls, self, _cattrs_forbid_extra_keys=True)
+        return lambda value, _: inner(_object(value), cls)
 
     def _tagged(self, cls: Any) -> Callable[[Any, Any], Any]:
         inner = cattrs.gen.make_dict_structure_fn(cls, self, _cattrs_forbid_extra_keys=True)
@@ -215,9 +220,7 @@ def parse_json(text: str | bytes, *, name: str) -> Json:
     try:
         # Decoded here: `json` would guess other encodings and let halves pass.
         value = json.loads(
-            text if isinstance(text, str) else text.decode(),
-            object_pairs_hook=_no_duplicates,
-            parse_constant=_no_constant,
+            text if isinstance(text, str) else text.decode(), object_pairs_hook=_no_duplicates
         )
         check_json(value, name=name)
     except (ValueError, RecursionError) as exc:
@@ -232,10 +235,6 @@ def _no_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"key {twice!r} occurs twice")
     return members
-
-
-def _no_constant(word: str) -> Json:
-    raise ValueError(f"{word} is not JSON")
 
 
 def load_submission(text: str | bytes) -> Submission:
