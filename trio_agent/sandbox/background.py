@@ -121,7 +121,7 @@ class BackgroundCommands:
                     task_status=_Started(started),
                 )
                 entry.status = "exited"
-        except Exception as exc:  # noqa: BLE001  (told to whoever asks for the command)
+        except Exception as exc:
             entry.status = "failed"
             entry.error = cut_end(f"{exc}", 500)
         finally:

@@ -23,7 +23,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 import attrs
@@ -143,7 +143,7 @@ class WorkspaceFiles:
 
         All are checked and all new contents are written beside their places
         first; what remains are renames. If one of those fails, the ones before it
-        are taken back.
+        are taken back. Only empty directories that were made on the way may stay.
 
         Raises:
             SandboxError: If a file is not what its change expects, or cannot be
@@ -174,9 +174,10 @@ class WorkspaceFiles:
     def _prepare(self, change: FileChange, *, full_access: bool) -> Generator[_Prepared]:
         """Check one change, write its new content beside the place, remove it if unused."""
         after = change.after
-        with self.place(change.path, create=after is not None) as place:
-            if not full_access:
-                self.check_unprotected(place)
+        check = None if full_access else self.check_unprotected
+        with self.place(change.path, create=after is not None, check=check) as place:
+            if check is not None:
+                check(place.trail)
             if place.kind not in (None, "file"):
                 raise SandboxError(f"{change.path}: is a {_noun(place.kind)}, not a file")
             old: bytes | None = None
@@ -198,17 +199,17 @@ class WorkspaceFiles:
             finally:
                 step.clean_up()
 
-    def check_unprotected(self, place: Place) -> None:
-        """Refuse a place that is protected.
+    def check_unprotected(self, place: Sequence[str]) -> None:
+        """Refuse a place that is protected, given by its components from the root.
 
         Raises:
             SandboxError: It says what to do instead.
         """
-        trail = tuple(part.casefold() for part in place.trail)
+        trail = tuple(part.casefold() for part in place)
         for protected in self._protected:
             if trail[: len(protected)] == protected:
                 raise SandboxError(
-                    f"{place.path} is protected from changes, because the user's own programs"
+                    f"{'/'.join(place)} is protected from changes, because the user's own programs"
                     " run what it says; ask the user to change it"
                 )
 
@@ -234,8 +235,16 @@ class WorkspaceFiles:
             os.close(descriptor)
 
     @contextlib.contextmanager
-    def place(self, path: str, *, create: bool = False) -> Generator[Place]:
+    def place(
+        self,
+        path: str,
+        *,
+        create: bool = False,
+        check: Callable[[Sequence[str]], None] | None = None,
+    ) -> Generator[Place]:
         """Walk to *path* and yield where it ends; *create* makes missing directories.
+
+        Before it makes the first, *check* is asked about the whole way.
 
         Raises:
             SandboxError: If it leads outside, through a file, or through a missing
@@ -244,14 +253,21 @@ class WorkspaceFiles:
         with self.opened_root() as root:
             stack = [root]
             try:
-                yield self._walk(path, stack, create=create)
+                yield self._walk(path, stack, create=create, check=check)
             except OSError as exc:
                 raise SandboxError(_words(exc, path)) from exc
             finally:
                 for descriptor in stack[1:]:
                     os.close(descriptor)
 
-    def _walk(self, path: str, stack: list[int], *, create: bool) -> Place:
+    def _walk(
+        self,
+        path: str,
+        stack: list[int],
+        *,
+        create: bool,
+        check: Callable[[Sequence[str]], None] | None,
+    ) -> Place:
         todo = list(reversed(self._components(path, path)))
         trail: list[str] = []
         links = 0
@@ -277,6 +293,8 @@ class WorkspaceFiles:
                 todo.extend(reversed(self._components(target, path)))
                 continue
             if kind is None and create and todo:
+                if check is not None:
+                    check((*trail, name, *reversed(todo)))
                 with contextlib.suppress(FileExistsError):  # made by someone else: look at it
                     os.mkdir(name, dir_fd=stack[-1])
                 kind = "directory"

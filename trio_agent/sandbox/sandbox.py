@@ -85,7 +85,7 @@ class Sandbox:
             self._sessions[session_id] = session
             try:
                 yield
-            except BaseException as exc:  # noqa: BLE001, ASYNC103  (raised again below)
+            except BaseException as exc:  # noqa: ASYNC103  (raised again below)
                 raised = exc
             if self._sessions.get(session_id) is session:
                 del self._sessions[session_id]

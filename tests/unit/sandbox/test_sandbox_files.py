@@ -451,6 +451,11 @@ class TestProtected:
         with pytest.raises(SandboxError):
             await bare.change([write(path, b"evil")])
 
+    async def test_a_refused_change_makes_no_directory(self, world: Any, bare: Any) -> None:
+        with pytest.raises(SandboxError):
+            await bare.change([write(".git/hooks/deep/x", b"evil")])
+        assert os.listdir(world.inside) == []
+
     async def test_full_access_changes_them_and_reading_is_free(
         self, world: Any, bare: Any
     ) -> None:
