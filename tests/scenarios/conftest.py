@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import trio
 
+from trio_agent.store.base import CheckpointStore
 from trio_agent.store.memory import MemoryCheckpoint
+from trio_agent.store.sqlite import SqliteCheckpoint
 
 
 @pytest.fixture
@@ -15,3 +19,31 @@ async def store() -> AsyncGenerator[MemoryCheckpoint]:
     """Return a store that outlives the processes of a story."""
     yield MemoryCheckpoint()
     await trio.lowlevel.checkpoint()
+
+
+class Shelf:
+    """Where sessions lie between the openings of a story: in memory, or in a file.
+
+    A file is closed and opened anew each time, as another process would.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._memory = MemoryCheckpoint()
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncGenerator[CheckpointStore]:
+        """Hold the store open for the length of the block."""
+        await trio.lowlevel.checkpoint()
+        if self.path is None:
+            yield self._memory
+        else:
+            async with SqliteCheckpoint(self.path) as file:
+                yield file
+        await trio.lowlevel.checkpoint()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def shelf(request: pytest.FixtureRequest, tmp_path: Path) -> Shelf:
+    """Return a place for sessions of each kind. With a file, time is real time."""
+    return Shelf(tmp_path / "sessions.db" if request.param == "sqlite" else None)
