@@ -34,8 +34,9 @@ def rule(
         network: Whether that approval included the network.
 
     A call that needs no approval runs at once and is granted nothing, whatever the
-    policy; nor is one that is still asked about. ``ALLOW`` and ``ALLOW_NETWORK`` wave a call through only if it is
-    ``sandboxed``: what acts outside is not theirs to allow.
+    policy; nor is one that is still asked about. ``ALLOW`` and ``ALLOW_NETWORK``
+    wave a call through only if it is ``sandboxed``: what acts outside is not theirs
+    to allow.
     """
     full = policy is ApprovalPolicy.FULL_ACCESS
     waved = full or (policy is not ApprovalPolicy.ASK and sandboxed)

@@ -209,8 +209,8 @@ class WorkspaceFiles:
         for protected in self._protected:
             if trail[: len(protected)] == protected:
                 raise SandboxError(
-                    f"{'/'.join(place)} is protected from changes, because the user's own programs"
-                    " run what it says; ask the user to change it"
+                    f"{'/'.join(place)} is protected from changes, because the user's own"
+                    " programs run what it says; ask the user to change it"
                 )
 
     # --- walking
