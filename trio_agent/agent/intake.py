@@ -272,14 +272,17 @@ class _Acceptance:
         opening, runner = self.intake.opening, self.intake.runner
         handler = opening.stack.handler_name
         own = [message for message in checkpoint.queue if message.owner == handler]
-        routing = opening.stack.route_message(
-            RouteContext(
-                submission_id=self.submission.id,
-                op=op,
-                active_turn_id=checkpoint.turn_id,
-                queue=own,
-            )
+        arrived = RouteContext(
+            submission_id=self.submission.id,
+            op=op,
+            active_turn_id=checkpoint.turn_id,
+            queue=own,
         )
+        try:
+            routing = opening.stack.route_message(arrived)
+        except Exception as exc:
+            logger.exception("middleware %r failed to route a message", handler)
+            return Refusal(code="denied_by_hook", message=describe(exc))
         if isinstance(routing, Refuse):
             return Refusal(code=routing.code, message=routing.message)
         if len(checkpoint.queue) >= MAX_QUEUED_MESSAGES:

@@ -11,7 +11,10 @@ from trio_agent.agent.opening import Opening, describe, error_event, logger, par
 from trio_agent.agent.session import Part, applied, told
 from trio_agent.agent.turn import Turn
 from trio_agent.middleware.contexts import Effects
-from trio_agent.protocol.events import Warning  # noqa: A004  # the wire's word
+from trio_agent.protocol.events import (
+    TurnOutcome,
+    Warning,  # noqa: A004  # the wire's word
+)
 from trio_agent.protocol.items import UserItem
 from trio_agent.state.changes import TurnBegan, TurnEnded
 from trio_agent.state.checkpoint import Checkpoint, QueuedMessage
@@ -165,8 +168,26 @@ class Runner:
             return [*began, *self._refused(rejection, failure, message.id)]
 
         self._remember(turn, failure)
+        if refused:
+            await self._turn_end_hooks(
+                turn, "aborted" if failure is None else "failed", effects
+            )
         if await self.opening.session.transact(begin, cause=message.id) and not refused:
             self.turn = turn
+
+    async def _turn_end_hooks(self, turn: Turn, outcome: TurnOutcome, effects: Effects) -> None:
+        """Run the hooks for a turn that ends as it begins; their failure is told."""
+        opening = self.opening
+        if not opening.stack.has("turn_end"):
+            return
+        states, queue = opening.session.checkpoint.states, opening.session.checkpoint.queue
+        try:
+            await opening.stack.turn_end(
+                opening.runtime, turn.turn_id, effects, states, outcome=outcome, queue=queue
+            )
+        except Exception as exc:
+            logger.exception("a turn_end hook failed")
+            effects.events.append(Warning(code="turn_end_failed", message=describe(exc)))
 
     def _remember(self, turn: Turn, failure: Exception | None) -> None:
         """Keep why a turn failed for whoever waits for it here; the journal has the text."""

@@ -40,6 +40,7 @@ from trio_agent.protocol.events import (
     Warning,  # noqa: A004  # the wire's word
 )
 from trio_agent.protocol.items import AssistantItem, UserItem
+from trio_agent.protocol.usage import TokenUsage
 from trio_agent.state.changes import (
     BatchSettled,
     QueueCancelled,
@@ -95,6 +96,7 @@ class Turn:
         self._batch: Batch | None = None
         self._interrupted: Ending | None = None
         self._hooks_ended = False
+        self._spent: TokenUsage | None = None
 
     # --- from other tasks
 
@@ -165,8 +167,12 @@ class Turn:
 
         def close(checkpoint: Checkpoint) -> Sequence[Part]:
             now = self.opening.now_ms()
-            step = StepEnded(outcome="failed", completed_at_ms=now)
             failure = ending.failure
+            step = StepEnded(
+                outcome="interrupted" if failure is None else "failed",
+                completed_at_ms=now,
+                usage=self._spent,  # of an answer that came and was not committed
+            )
             known: Known = {} if self._batch is None else self._batch.known()
             changes = close_turn(
                 checkpoint,
@@ -174,7 +180,7 @@ class Turn:
                 finish_reason=ending.finish_reason,
                 reason=ending.reason,
                 now_ms=now,
-                step_outcome=None if failure is None else step,
+                step_outcome=step,
                 known=known,
             )
             error = [] if failure is None else [told(error_event(failure), self.submission_id)]
@@ -439,6 +445,7 @@ class Turn:
         opening, session = self.opening, self.opening.session
         if opening.config.usage_observer is not None:
             opening.config.usage_observer(route, output.usage)
+        self._spent = output.usage if any_tokens(output) else None
         answer = model_step.normalise(output, opening.catalog, opening)
         effects = Effects()
         admitted = await admission(self, answer, effects)
@@ -448,7 +455,7 @@ class Turn:
             outcome="completed",
             completed_at_ms=opening.now_ms(),
             finish_reason=finish,
-            usage=output.usage if output.usage.total_tokens or any_tokens(output) else None,
+            usage=self._spent,
             items=(*effects.items, *answer.items),
             calls=tuple(admitted.calls),
             completing=None if answer.calls or on else finish,
@@ -472,6 +479,7 @@ class Turn:
             return [*parts, *self.opening_parts(after)]
 
         await session.transact(accept, cause=self.submission_id)
+        self._spent = None
 
     # --- the tool batch
 
@@ -544,8 +552,10 @@ class Turn:
 
         def end(checkpoint: Checkpoint) -> Sequence[Part]:
             active = checkpoint.active_execution
-            if self._steers(checkpoint) or (active is not None and active.interrupted):
+            if active is not None and active.interrupted:
                 return []
+            if self._steers(checkpoint) and not self._hooks_ended:
+                return []  # once the hooks were told, a steer is too late and waits its turn
             return [self._completed(reason)]
 
         await session.transact(end, cause=self.submission_id)

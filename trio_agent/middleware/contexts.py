@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Literal, Protocol, TypeAlias, TypedDict, Unpack
+from typing import ClassVar, Literal, Protocol, TypeAlias, TypedDict, Unpack
 
 import attrs
 import msgspec
@@ -126,6 +126,8 @@ def _reason(text: str) -> str:
 class HookContext:
     """What every hook has: where it runs, its own durable state, and a voice."""
 
+    adds_to_context: ClassVar[bool] = True
+
     def __init__(
         self,
         *,
@@ -170,8 +172,10 @@ class HookContext:
         """Add guidance that the model reads and the transcript does not show.
 
         Raises:
-            ConfigError: If it is blank or over 64 KiB.
+            ConfigError: If it is blank or over 64 KiB, or this hook has no place for it.
         """
+        if not self.adds_to_context:
+            raise ConfigError(f"{type(self).__name__} has no place for hidden text")
         self.effects.items.append(UserItem(text=_reason(text), internal=self.name))
 
 
@@ -393,6 +397,8 @@ class PreToolContext(HookContext):
 class PermissionContext(HookContext):
     """A call needs somebody's consent; a hook may give or refuse it."""
 
+    adds_to_context = False
+
     def __init__(
         self,
         *,
@@ -461,6 +467,8 @@ class StopContext(HookContext):
 class TurnEndContext(HookContext):
     """A turn ends, whichever way; its outcome cannot be changed any more."""
 
+    adds_to_context = False
+
     def __init__(
         self, *, outcome: TurnOutcome, queue: Sequence[QueuedMessage], **common: Unpack[_Common]
     ) -> None:
@@ -471,6 +479,8 @@ class TurnEndContext(HookContext):
 
 class CommandContext(HookContext):
     """A frontend called a command of this middleware. Its turn id is empty while idle."""
+
+    adds_to_context = False
 
     def __init__(
         self,

@@ -498,7 +498,7 @@ class MiddlewareStack:
             call = attrs.evolve(call, name=name_now, arguments=arguments, requested=requested)
         return call, denial
 
-    async def permission_request(  # noqa: PLR0917  # both ways of passing the last ones
+    async def permission_request(  # both ways of passing the last ones
         self,
         runtime: RuntimeContext,
         turn_id: str,
@@ -534,7 +534,7 @@ class MiddlewareStack:
                 rejection = ctx.rejection if verdict == "deny" else ""
         return verdict, rejection
 
-    async def post_tool_use(  # noqa: PLR0917  # both ways of passing the last ones
+    async def post_tool_use(  # both ways of passing the last ones
         self,
         runtime: RuntimeContext,
         turn_id: str,
