@@ -128,6 +128,9 @@ class Intake:
             sequence=accepted.sequence,
             digest=digest,
         )
+        if acceptance.turn is not None and self.runner.over:
+            # The runner was cancelled while this turn's beginning was being written.
+            await acceptance.turn.abandon()
         self._act(submission, acceptance)
         return receipt
 

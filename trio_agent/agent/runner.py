@@ -32,6 +32,7 @@ class Runner:
     ) -> None:
         self.opening = opening
         self.turn: Turn | None = None
+        self.over = False
         self.failures = dict[str, Exception]()
         self._preparing: tuple[str, trio.CancelScope] | None = None
         self._waiting = False
@@ -81,6 +82,15 @@ class Runner:
 
     async def run(self) -> None:
         """Go on with the turn that a restart found, then run turns until the end."""
+        try:
+            await self._run()
+        finally:
+            self.over = True
+            # Intake may have begun a turn just before this task was cancelled.
+            if self.turn is not None:
+                await self.turn.abandon()  # noqa: ASYNC102  # shields itself, bounded
+
+    async def _run(self) -> None:
         await self._resume()
         while True:
             await self._wait()

@@ -155,6 +155,12 @@ class Turn:
         if session.broken is not None:
             raise SessionBrokenError("the turn could not be ended") from session.broken
 
+    async def abandon(self) -> None:
+        """Record the end of a turn that was begun, and cancelled before it could run."""
+        with trio.move_on_after(self.opening.config.shutdown_grace, shield=True):
+            await self._finish(Ending("aborted", "interrupted", "cancelled"))
+        self.ended.set()
+
     def _mine(self) -> ActiveExecution | None:
         active = self.opening.session.checkpoint.active_execution
         return active if active is not None and active.turn_id == self.turn_id else None
