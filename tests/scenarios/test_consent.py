@@ -48,8 +48,6 @@ from trio_agent.store.memory import MemoryCheckpoint
 from trio_agent.testing.models import call
 from trio_agent.testing.mortal import MortalStore, ProcessDied
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 async def test_a_call_is_entered_once_however_answers_and_ends_fall_together() -> None:
     for _ in range(30):
@@ -191,7 +189,7 @@ async def test_gated_calls_of_one_batch_are_asked_and_answered_apart_while_other
 
 
 async def test_a_gated_exclusive_call_blocks_the_calls_after_it(
-    store: MemoryCheckpoint,
+    store: MemoryCheckpoint, autojump_clock: trio.testing.MockClock
 ) -> None:
     world = World()
     tools = (
@@ -271,7 +269,9 @@ async def test_an_interrupt_and_an_approval_that_race_have_one_outcome(
     assert len(await executions(store)) == 1
 
 
-async def test_an_answer_counts_once(store: MemoryCheckpoint) -> None:
+async def test_an_answer_counts_once(
+    store: MemoryCheckpoint, autojump_clock: trio.testing.MockClock
+) -> None:
     world = World()
     model = Strict([call("gated")], "done")
     config = configure(
