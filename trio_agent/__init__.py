@@ -1,6 +1,7 @@
 """Run an LLM agent as a durable session inside trio's structured concurrency."""
 
 import logging
+from typing import TYPE_CHECKING, Any
 
 from trio_agent.agent.create import create_agent, run_agent
 from trio_agent.agent.handle import Agent, Snapshot
@@ -72,7 +73,7 @@ from trio_agent.protocol.ops import (
     UserInput,
 )
 from trio_agent.protocol.usage import TokenUsage
-from trio_agent.sandbox import ApprovalPolicy, LocalSandbox, Sandbox
+from trio_agent.sandbox.base import ApprovalPolicy
 from trio_agent.state.checkpoint import (
     ActiveExecution,
     ActiveModelStep,
@@ -95,6 +96,9 @@ from trio_agent.tools import (
     ToolResult,
     tool,
 )
+
+if TYPE_CHECKING:
+    from trio_agent.sandbox import LocalSandbox, Sandbox
 
 __version__ = "0.1.0.dev0"
 
@@ -187,3 +191,14 @@ __all__ = [
     "run_agent",
     "tool",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a sandbox when it is first asked for: most programs have none, or one."""
+    if name not in {"LocalSandbox", "Sandbox"}:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import trio_agent.sandbox  # noqa: PLC0415
+
+    value = getattr(trio_agent.sandbox, name)
+    globals()[name] = value
+    return value

@@ -1,4 +1,13 @@
-"""Where tools act, and whose consent they need."""
+"""Where tools act, and whose consent they need.
+
+A session without a sandbox loads none: `Sandbox` and `LocalSandbox` are imported
+when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from trio_agent.sandbox.base import (
     ApprovalPolicy,
@@ -15,8 +24,10 @@ from trio_agent.sandbox.base import (
     StreamOutput,
     TextWindow,
 )
-from trio_agent.sandbox.local import LocalSandbox
-from trio_agent.sandbox.sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from trio_agent.sandbox.local import LocalSandbox
+    from trio_agent.sandbox.sandbox import Sandbox
 
 __all__ = [
     "ApprovalPolicy",
@@ -35,3 +46,14 @@ __all__ = [
     "StreamOutput",
     "TextWindow",
 ]
+
+_WHERE = {"LocalSandbox": "local", "Sandbox": "sandbox"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a sandbox when it is first asked for."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
