@@ -73,7 +73,7 @@ from trio_agent.protocol.ops import (
     UserInput,
 )
 from trio_agent.protocol.usage import TokenUsage
-from trio_agent.sandbox.base import ApprovalPolicy
+from trio_agent.sandbox.policy import ApprovalPolicy
 from trio_agent.state.checkpoint import (
     ActiveExecution,
     ActiveModelStep,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import msgspec
@@ -19,11 +19,14 @@ from trio_agent.protocol.events import ExecApprovalRequest, SessionContext
 from trio_agent.protocol.ops import Decision, check_session_id
 from trio_agent.protocol.text import Json, check_json, check_text
 from trio_agent.protocol.usage import TokenUsage
-from trio_agent.sandbox.base import ApprovalPolicy, SandboxLike
+from trio_agent.sandbox.policy import ApprovalPolicy
 from trio_agent.state.checkpoint import AgentRole
 from trio_agent.state.recovery import Recovery
 from trio_agent.store.base import CheckpointStore
 from trio_agent.tools.base import Tool
+
+if TYPE_CHECKING:
+    from trio_agent.sandbox.base import SandboxLike
 
 ToolLike: TypeAlias = Tool | Callable[..., Any]
 UsageObserver: TypeAlias = Callable[[str, TokenUsage], None]

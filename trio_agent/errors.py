@@ -196,6 +196,6 @@ class StoppedError(AgentError):
 
 
 class SessionBrokenError(StoppedError):
-    """The session failed on you; ``__cause__`` says why (compare `trio.BrokenResourceError`)."""
+    """The session failed; ``__cause__`` says why (compare `trio.BrokenResourceError`)."""
 
     kind: ClassVar[str] = "session_broken"

@@ -48,7 +48,7 @@ from trio_agent.protocol.events import (
 from trio_agent.protocol.limits import MAX_TOOL_OUTPUT_BYTES
 from trio_agent.protocol.replay import replay_events
 from trio_agent.protocol.text import Json, cut_middle
-from trio_agent.sandbox.base import Permissions
+from trio_agent.sandbox.policy import Permissions
 from trio_agent.state.changes import (
     Change,
     ContentNamed,

@@ -45,7 +45,7 @@ from trio_agent.protocol.items import Item, ToolCallItem, UserItem
 from trio_agent.protocol.limits import MAX_CAPABILITY_INPUT_BYTES, MAX_TOOL_OUTPUT_BYTES
 from trio_agent.protocol.ops import Abort
 from trio_agent.protocol.text import cut_end, cut_middle, replace_surrogates
-from trio_agent.sandbox.base import Permissions
+from trio_agent.sandbox.policy import Permissions
 from trio_agent.state.changes import ApprovalAsked, CallEnded, CallsBegan, StateSaved
 from trio_agent.state.checkpoint import Approval, Checkpoint, ToolCall
 from trio_agent.state.narration import approval_request

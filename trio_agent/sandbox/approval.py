@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from trio_agent.record import Record
-from trio_agent.sandbox.base import ApprovalPolicy, Permissions
+from trio_agent.sandbox.policy import ApprovalPolicy, Permissions
 
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)

@@ -18,10 +18,10 @@ from trio_agent.sandbox.base import (
     MAX_BACKGROUND_COMMANDS,
     BackgroundOutput,
     CommandStatus,
-    Permissions,
     SandboxBackend,
 )
 from trio_agent.sandbox.capture import Capture, OutputFiles
+from trio_agent.sandbox.policy import Permissions
 
 MAX_POLLED_BYTES = 16_000
 """What is kept between two polls of a command."""

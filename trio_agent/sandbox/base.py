@@ -1,4 +1,4 @@
-"""What a tool may do, and the contract between the engine and whatever confines it."""
+"""The contract between the engine, the tools, and whatever confines them."""
 
 from __future__ import annotations
 
@@ -12,28 +12,7 @@ import attrs
 import trio
 
 from trio_agent.record import Record
-
-
-class ApprovalPolicy(enum.Enum):
-    """Which calls of tools that ask for approval run without asking a person."""
-
-    ASK = "ask"
-    """None of them; the network is denied unless an approval grants it."""
-    ALLOW = "allow"
-    """Those that act inside the sandbox, without the network."""
-    ALLOW_NETWORK = "allow_network"
-    """Those that act inside the sandbox, with the network."""
-    FULL_ACCESS = "full_access"
-    """All, and outside the sandbox."""
-
-
-@attrs.frozen(kw_only=True, eq=False, repr=False)
-class Permissions(Record):
-    """What one call was granted: to change the workspace, the network, the whole machine."""
-
-    mutate: bool = False
-    network: bool = False
-    full_access: bool = False
+from trio_agent.sandbox.policy import ApprovalPolicy, Permissions
 
 
 class AnyContent(enum.Enum):

@@ -18,7 +18,6 @@ from trio_agent.sandbox.base import (
     MAX_TEXT_FILE_BYTES,
     FileChange,
     Listing,
-    Permissions,
     SearchResult,
     Sink,
     TextWindow,
@@ -34,6 +33,7 @@ from trio_agent.sandbox.capture import Capture
 from trio_agent.sandbox.environment import command_environment
 from trio_agent.sandbox.files import WorkspaceFiles
 from trio_agent.sandbox.listing import list_directory
+from trio_agent.sandbox.policy import Permissions
 from trio_agent.sandbox.process import run_process
 from trio_agent.sandbox.protection import PROTECTED_PATHS, Mount, Protection
 from trio_agent.sandbox.search import (

@@ -19,17 +19,16 @@ from trio_agent.sandbox.base import (
     MAX_COMMAND_BYTES,
     MAX_TEXT_FILE_BYTES,
     OUTPUT_PREFIX,
-    ApprovalPolicy,
     BackgroundOutput,
     CommandOutput,
     FileChange,
     Listing,
-    Permissions,
     SandboxBackend,
     SearchResult,
     TextWindow,
 )
 from trio_agent.sandbox.capture import Capture, OutputFiles
+from trio_agent.sandbox.policy import ApprovalPolicy, Permissions
 from trio_agent.sandbox.window import read_window
 
 MAX_TIMEOUT = 3_600.0

@@ -57,7 +57,8 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as exc:
         if exc.name != "hypothesis":
             raise
-        raise ConfigError(f"{name} needs Hypothesis: pip install 'trio-agent[testing]'") from exc
+        remedy = "pip install 'trio-agent[testing]'"
+        raise ConfigError(f"{name} needs Hypothesis: {remedy}") from exc
     value = module if name == _WHERE[name] == "strategies" else getattr(module, name)
     globals()[name] = value
     return value

@@ -30,7 +30,7 @@ from trio_agent.protocol.items import ToolCallItem
 from trio_agent.protocol.ops import UserInput
 from trio_agent.protocol.text import Json
 from trio_agent.record import Record
-from trio_agent.sandbox.base import ApprovalPolicy
+from trio_agent.sandbox.policy import ApprovalPolicy
 from trio_agent.state.checkpoint import Checkpoint
 from trio_agent.state.machine import Phase, phase_of
 from trio_agent.state.recovery import Recovery

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 import trio
@@ -14,8 +14,10 @@ from trio_agent.model.base import ToolDefinition
 from trio_agent.protocol.events import CallOutcome
 from trio_agent.protocol.text import Json
 from trio_agent.record import Record
-from trio_agent.sandbox.base import BoundSandbox
 from trio_agent.state.checkpoint import Effect
+
+if TYPE_CHECKING:
+    from trio_agent.sandbox.base import BoundSandbox
 
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)

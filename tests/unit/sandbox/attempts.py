@@ -26,12 +26,12 @@ from pathlib import Path
 import attrs
 import trio
 
-from trio_agent.sandbox.base import Permissions
 from trio_agent.sandbox.bubblewrap import Bubblewrap, find_bubblewrap
 from trio_agent.sandbox.canary import try_to_escape
 from trio_agent.sandbox.capture import Capture
 from trio_agent.sandbox.environment import command_environment
 from trio_agent.sandbox.local import LocalSandbox
+from trio_agent.sandbox.policy import Permissions
 
 ESCAPED = "got-out"
 SECRET = "sk-the-key-of-a-provider"

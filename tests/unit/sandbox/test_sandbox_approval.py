@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trio_agent.sandbox.approval import rule
-from trio_agent.sandbox.base import ApprovalPolicy, Permissions
+from trio_agent.sandbox.policy import ApprovalPolicy, Permissions
 
 ASK, ALLOW, ALLOW_NETWORK, FULL_ACCESS = ApprovalPolicy
 

@@ -11,8 +11,9 @@ import pytest
 import trio
 
 from trio_agent.errors import SandboxError
-from trio_agent.sandbox.base import MAX_BACKGROUND_COMMANDS, Permissions
+from trio_agent.sandbox.base import MAX_BACKGROUND_COMMANDS
 from trio_agent.sandbox.local import LocalSandbox
+from trio_agent.sandbox.policy import Permissions
 from trio_agent.sandbox.sandbox import Sandbox
 
 MUTATE = Permissions(mutate=True)

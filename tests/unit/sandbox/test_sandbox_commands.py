@@ -21,13 +21,9 @@ import pytest
 import trio
 
 from trio_agent.errors import SandboxError
-from trio_agent.sandbox.base import (
-    MAX_COMMAND_BYTES,
-    MAX_STREAM_BYTES,
-    ApprovalPolicy,
-    Permissions,
-)
+from trio_agent.sandbox.base import MAX_COMMAND_BYTES, MAX_STREAM_BYTES
 from trio_agent.sandbox.local import LocalSandbox
+from trio_agent.sandbox.policy import ApprovalPolicy, Permissions
 from trio_agent.sandbox.process import OUTPUT_GRACE
 from trio_agent.sandbox.sandbox import Sandbox
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from trio_agent.errors import SandboxError
-from trio_agent.sandbox.base import Permissions
 from trio_agent.sandbox.files import WorkspaceFiles
 from trio_agent.sandbox.local import LocalSandbox
+from trio_agent.sandbox.policy import Permissions
 from trio_agent.sandbox.protection import PROTECTED_PATHS, Protection
 from trio_agent.sandbox.sandbox import Sandbox
 
