@@ -5,6 +5,7 @@ usage: python -m benchmarks.store_alone [turns,…]
 
 from __future__ import annotations
 
+import functools
 import sys
 import tempfile
 import time
@@ -62,9 +63,7 @@ async def measure(turns: int, *, journal: bool) -> None:
         latencies: list[float] = []
         written = [0, 0]
         at = before
-        for number in range(-1, ROUNDS):
-            if number < 0:
-                continue
+        for number in range(ROUNDS):
             batch = mine[at : at + BURST * SAVES_A_TURN]
             at += len(batch)
             times = [0.0, 0.0]
@@ -105,9 +104,7 @@ def main() -> None:
     lengths = [int(n) for n in (sys.argv[1] if len(sys.argv) > 1 else "10,100,1000").split(",")]
     for turns in lengths:
         for journal in (False, True):
-            trio.run(measure, turns, journal=journal) if False else trio.run(
-                lambda t=turns, j=journal: measure(t, journal=j)
-            )
+            trio.run(functools.partial(measure, turns, journal=journal))
 
 
 if __name__ == "__main__":

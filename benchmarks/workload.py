@@ -1,4 +1,4 @@
-"""The workload of the store's benchmarks, and the raw sqlite3 loop that it is measured against."""
+"""The workload of the store's benchmarks, and the raw sqlite3 loop beside it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,18 @@ from trio_agent.protocol.events import (
     TurnStarted,
     UserMessage,
 )
-from trio_agent.protocol.items import AssistantItem, Item, ToolCallItem, ToolOutputItem, UserItem
+from trio_agent.protocol.items import (
+    AssistantItem,
+    Item,
+    ToolCallItem,
+    ToolOutputItem,
+    UserItem,
+)
 from trio_agent.state.checkpoint import ActiveExecution, Checkpoint, ToolCall
 
-SENTENCE = "The parser drops the last line when a file ends without a newline; see lines 40-52. "
+SENTENCE = (
+    "The parser drops the last line when a file ends without a newline; see lines 40-52. "
+)
 USER = (SENTENCE * 40)[:2048]
 OUTPUT = ("    result.append(line.rstrip())  # keep order\n" * 20)[:600]
 ANSWER = (SENTENCE * 8)[:400]
@@ -48,7 +56,7 @@ def steps(session_id: str, turns: int, *, journal: bool, text: str = USER) -> It
         execution = ActiveExecution(submission_id=submission, turn_id=turn, started_at_ms=1)
         arguments = {"path": f"src/module_{number}.py", "offset": number, "limit": 200}
         call = ToolCall(call_id=f"call_{number:024d}", name="read_file", arguments=arguments)
-        step = {"turn_id": turn, "step_id": f"{number:032d}step"}
+        step_id = f"{number:032d}step"
         asked: list[Item] = [
             UserItem(text=text, submission_id=submission),
             ToolCallItem(call_id=call.call_id, name=call.name, arguments=arguments),
@@ -79,7 +87,8 @@ def steps(session_id: str, turns: int, *, journal: bool, text: str = USER) -> It
                         outcome="finished",
                     ),
                     ModelStepStarted(
-                        **step,
+                        turn_id=turn,
+                        step_id=step_id,
                         step_index=1,
                         attempt=1,
                         route="demo",
@@ -93,10 +102,13 @@ def steps(session_id: str, turns: int, *, journal: bool, text: str = USER) -> It
                 {"active_execution": None},
                 (
                     AgentMessage(
-                        **step, content=(ContentPart(phase="final_answer", text=ANSWER),)
+                        turn_id=turn,
+                        step_id=step_id,
+                        content=(ContentPart(phase="final_answer", text=ANSWER),),
                     ),
                     ModelStepCompleted(
-                        **step,
+                        turn_id=turn,
+                        step_id=step_id,
                         step_index=1,
                         outcome="completed",
                         started_at_ms=1,
@@ -129,7 +141,8 @@ class Raw:
         self.connection.executescript(
             "CREATE TABLE session(id INTEGER PRIMARY KEY, seq INTEGER, head BLOB);"
             "CREATE TABLE item(session INTEGER, n INTEGER, body BLOB, PRIMARY KEY(session, n));"
-            "CREATE TABLE event(session INTEGER, n INTEGER, body BLOB, PRIMARY KEY(session, n));"
+            "CREATE TABLE event(session INTEGER, n INTEGER, body BLOB,"
+            " PRIMARY KEY(session, n));"
         )
         rows = [(number,) for number in range(sessions)]
         self.connection.executemany("INSERT INTO session VALUES(?, 0, x'')", rows)

@@ -23,7 +23,7 @@ from trio_agent.protocol.items import AssistantItem, UserItem
 from trio_agent.state.checkpoint import Checkpoint
 from trio_agent.store import SqliteCheckpoint
 from trio_agent.store.schema import MIGRATIONS, prepare
-from trio_agent.testing.check_store import following
+from trio_agent.testing.store_parts import following
 
 
 def tell(*words: object) -> None:

@@ -20,7 +20,7 @@ from trio_agent.protocol.items import AssistantItem
 from trio_agent.state.checkpoint import Checkpoint, QueuedMessage
 from trio_agent.store import MemoryCheckpoint, SqliteCheckpoint
 from trio_agent.store.schema import _use_wal
-from trio_agent.testing.check_store import begin, following, note, save_turns
+from trio_agent.testing.store_parts import begin, following, note, save_turns
 
 
 @contextlib.contextmanager

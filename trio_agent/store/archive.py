@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast
 
 import attrs
 
@@ -128,12 +128,15 @@ def read_archive(data: bytes) -> Archive:
         ProtocolError: If it is anything else.
     """
     members = codec.parse_json(data, name="export")
-    if not isinstance(members, dict) or members.get("format") != FORMAT:
+    if not isinstance(members, dict):
         raise ProtocolError("this is not an exported session")
-    if members.get("version") != ARCHIVE_VERSION:
+    members = cast("dict[str, Json]", members)
+    if members.get("format") != FORMAT:
+        raise ProtocolError("this is not an exported session")
+    version = members.get("version")
+    if version != ARCHIVE_VERSION:
         raise ProtocolError(
-            f"the export has version {members.get('version')!r}; this library reads"
-            f" {ARCHIVE_VERSION}"
+            f"the export has version {version!r}; this library reads {ARCHIVE_VERSION}"
         )
     archive = codec.structure(members, Archive, name="export")
     found = problem(archive)

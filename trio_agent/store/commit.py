@@ -12,7 +12,7 @@ Rules:
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -107,7 +107,7 @@ _offer: trio.lowlevel.RunVar[_Offer] = trio.lowlevel.RunVar("trio_agent_offer")
 
 
 @contextmanager
-def threads_let_in() -> Iterator[None]:
+def threads_let_in() -> Generator[None]:
     """Let worker threads make progress during a block, however busy the trio thread is.
 
     The instrument is added once a run and stays: adding it costs a third of a save.

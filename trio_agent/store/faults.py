@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -59,7 +59,7 @@ _REMEDIES: Final[dict[int, tuple[type[CheckpointError], str]]] = {
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
+def told(path: Path) -> Generator[None]:
     """Turn errors of SQLite and of records read from *path* into ours, the original as cause.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar, cast
 
@@ -84,7 +84,7 @@ _SESSION: Final = (
 
 
 @contextmanager
-def snapshot(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+def snapshot(connection: sqlite3.Connection) -> Generator[sqlite3.Connection]:
     """Hold one view of the file for a block; writers go on meanwhile."""
     connection.execute("BEGIN")
     try:
@@ -262,7 +262,7 @@ def _check(found: int, stored: int) -> None:
 
 
 @contextmanager
-def _blamed(key: str, what: str) -> Iterator[None]:
+def _blamed(key: str, what: str) -> Generator[None]:
     try:
         yield
     except (ProtocolError, TypeError) as exc:

@@ -6,8 +6,7 @@ contract has them. It forgets everything when the process ends.
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -22,14 +21,13 @@ from trio_agent.errors import (
     StaleSessionError,
     UnknownError,
 )
-from trio_agent.protocol.events import Draft, Event, SubmissionAccepted, TokenCount
+from trio_agent.protocol.events import Draft, Event, TokenCount
 from trio_agent.protocol.items import Item
 from trio_agent.protocol.text import Json, check_json
 from trio_agent.state.checkpoint import Checkpoint, ExecutionRecord
 from trio_agent.store.archive import (
     Archive,
     Content,
-    EventRow,
     FinishedTurn,
     ScopedState,
     read_archive,
@@ -56,147 +54,16 @@ from trio_agent.store.bounds import (
 )
 from trio_agent.store.history import (
     Epoch,
-    ItemRow,
     cut_for_rewind,
     epoch_at,
     first_held,
     forked,
     past_at,
-    readable,
-    weave,
 )
-from trio_agent.store.numbering import Entry, Stream, arrange, settle
+from trio_agent.store.numbering import arrange
+from trio_agent.store.remembered import RememberedSession
 from trio_agent.store.rows import Head
 from trio_agent.store.sqlite import SqliteCheckpoint
-
-
-@attrs.define(kw_only=True)
-class _Session:
-    """One session as it is now, and its whole past."""
-
-    checkpoint: Checkpoint
-    created_at_ms: int
-    updated_at_ms: int
-    changed: int = 0
-    first_sequence: int
-    title: str | None = None
-    event_sequence: int = 0
-    pruned_through: int = 0
-    parent_session_id: str | None = None
-    parent_sequence: int | None = None
-    rows: list[ItemRow] = attrs.field(factory=list)
-    epochs: list[Epoch] = attrs.field(factory=list)
-    events: list[EventRow] = attrs.field(factory=list)
-    deltas: dict[str, list[int]] = attrs.field(factory=dict)
-    token_sequence: int = 0
-    executions: list[FinishedTurn] = attrs.field(factory=list)
-    receipts: dict[str, Receipt] = attrs.field(factory=dict)
-    contents: set[str] = attrs.field(factory=set)
-
-    def add(self, checkpoint: Checkpoint, delta: Sequence[Item]) -> None:
-        """Add the rows of a save, and close those that a new epoch left out."""
-        epoch = checkpoint.context_epoch
-        begun = self.epochs[-1].epoch if self.epochs else None
-        if epoch == begun:
-            tail = checkpoint.context.since(len(self.checkpoint.context))
-        else:
-            self.close(0, epoch)
-            self.epochs.append(Epoch(epoch, checkpoint.sequence, len(self.rows) + 1))
-            tail = checkpoint.context.since(0)
-        for woven in weave(delta, tail):
-            since = epoch if woven.held else None
-            self.rows.append(ItemRow(checkpoint.sequence, woven.item, woven.shown, since))
-
-    def close(self, keep: int, epoch: int) -> None:
-        """Take all but the first *keep* held rows out of the context from *epoch* on."""
-        for index, row in enumerate(self.rows):
-            if row.since is not None and row.until is None:
-                if keep:
-                    keep -= 1
-                else:
-                    self.rows[index] = attrs.evolve(row, until=epoch)
-
-    def journal(self, entries: Sequence[Entry]) -> tuple[Event, ...]:
-        """Number *entries*, store their rows, and return the events."""
-
-        def stored(step_id: str) -> list[Stream]:
-            rows = [self.events[at] for at in self.places(self.deltas.get(step_id, ()))]
-            return [row.stream for row in rows if row.stream is not None]
-
-        completed = settle(entries, stored)
-        events: list[Event] = []
-        for entry in entries:
-            self.event_sequence += 1
-            event = entry.numbered(self.event_sequence)
-            events.append(event)
-            if isinstance(entry.msg, SubmissionAccepted):
-                self.accept(event, entry.msg)
-            if entry.row:
-                if isinstance(entry.msg, TokenCount):
-                    self.remove([self.token_sequence])
-                    self.token_sequence = event.sequence
-                if entry.step_id is not None:
-                    self.deltas.setdefault(entry.step_id, []).append(event.sequence)
-                row = EventRow(event=event, step_id=entry.step_id, stream=entry.stream)
-                self.events.append(row)
-        for step_id in completed:
-            self.remove(self.deltas.pop(step_id, ()))
-        return tuple(events)
-
-    def place(self, sequence: int) -> int:
-        """Return the index of the first event row numbered *sequence* or above."""
-        return bisect.bisect_left(self.events, sequence, key=lambda row: row.event.sequence)
-
-    def places(self, sequences: Iterable[int]) -> list[int]:
-        """Return the indices of those *sequences* that still have a row."""
-        found = [(at, number) for number in sequences for at in [self.place(number)]]
-        return [
-            at
-            for at, number in found
-            if at < len(self.events) and self.events[at].event.sequence == number
-        ]
-
-    def remove(self, sequences: Iterable[int]) -> None:
-        """Delete the rows of *sequences*, where there still are any."""
-        for at in reversed(self.places(sequences)):
-            del self.events[at]
-
-    def accept(self, event: Event, msg: SubmissionAccepted) -> None:
-        """Leave a receipt, unless an earlier one stands."""
-        assert event.submission_id is not None
-        receipt = Receipt(
-            submission_id=event.submission_id,
-            status="duplicate",
-            sequence=event.sequence,
-            digest=msg.digest,
-        )
-        self.receipts.setdefault(event.submission_id, receipt)
-
-    def summary(self) -> SessionSummary:
-        """Return what a list shows."""
-        checkpoint = self.checkpoint
-        subagent = checkpoint.role.kind == "subagent"
-        return SessionSummary(
-            session_id=checkpoint.session_id,
-            sequence=checkpoint.sequence,
-            latest_event_sequence=self.event_sequence,
-            title=self.title,
-            first_user_message=checkpoint.first_user_message,
-            session_context=checkpoint.session_context,
-            execution_stats=checkpoint.execution_stats,
-            parent_session_id=self.parent_session_id,
-            parent_sequence=self.parent_sequence,
-            subagent=subagent,
-            created_at_ms=self.created_at_ms,
-            updated_at_ms=self.updated_at_ms,
-        )
-
-    def holds(self, text: str) -> bool:
-        """Whether a search for the folded *text* finds this session."""
-        first = self.checkpoint.first_user_message
-        if any(text in told.casefold() for told in (self.title, first) if told):
-            return True
-        return any(row.shown and text in readable(row.item).casefold() for row in self.rows)
 
 
 @attrs.define
@@ -219,7 +86,7 @@ class MemoryCheckpoint:
 
     def __init__(self, *, now_ms: Callable[[], int] = ambient.now_ms) -> None:
         self._now_ms = now_ms
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, RememberedSession] = {}
         self._claims: dict[str, _Claim] = {}
         self._contents: dict[str, str] = {}
         self._states: dict[tuple[str, str], Json] = {}
@@ -325,7 +192,7 @@ class MemoryCheckpoint:
         self._check_lease(checkpoint.session_id, lease)
         now = self._now_ms()
         if session is None:
-            session = _Session(
+            session = RememberedSession(
                 checkpoint=checkpoint,
                 created_at_ms=now,
                 updated_at_ms=now,
@@ -343,7 +210,7 @@ class MemoryCheckpoint:
         session.contents |= set(contents or ())
         return session.journal(entries)
 
-    def _touch(self, session: _Session, now: int) -> None:
+    def _touch(self, session: RememberedSession, now: int) -> None:
         self._changes += 1
         session.changed = self._changes
         session.updated_at_ms = now
@@ -360,7 +227,7 @@ class MemoryCheckpoint:
 
     # --- reading
 
-    def _session(self, session_id: str) -> _Session:
+    def _session(self, session_id: str) -> RememberedSession:
         check_id(session_id)
         session = self._sessions.get(session_id)
         if session is None:
@@ -475,7 +342,7 @@ class MemoryCheckpoint:
             next_cursor=str(page[-1].changed) if len(found) > limit else None,
         )
 
-    def _newest_first(self) -> list[_Session]:
+    def _newest_first(self) -> list[RememberedSession]:
         return sorted(self._sessions.values(), key=lambda one: one.changed, reverse=True)
 
     async def session_summary(self, session_id: str) -> SessionSummary | None:
@@ -566,7 +433,7 @@ class MemoryCheckpoint:
         context = [row.item for row in rows if row.since is not None]
         checkpoint = forked(parent.checkpoint, context, epoch, session_id, live=live)
         now = self._now_ms()
-        child = _Session(
+        child = RememberedSession(
             checkpoint=checkpoint,
             created_at_ms=now,
             updated_at_ms=now,
@@ -600,7 +467,7 @@ class MemoryCheckpoint:
         await trio.lowlevel.checkpoint()
         return write_archive(self._archive(self._session(session_id)))
 
-    def _archive(self, session: _Session) -> Archive:
+    def _archive(self, session: RememberedSession) -> Archive:
         checkpoint = session.checkpoint
         return Archive(
             head=Head.of(checkpoint),
@@ -641,7 +508,7 @@ class MemoryCheckpoint:
         if key in self._sessions:
             raise ConfigError(f"session {key!r} exists already")
         self._check_free(key)
-        session = _Session(
+        session = RememberedSession(
             checkpoint=archive.checkpoint(),
             created_at_ms=archive.created_at_ms,
             updated_at_ms=archive.updated_at_ms,

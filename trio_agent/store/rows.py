@@ -43,7 +43,7 @@ class Head(Record):
     version: int = CHECKPOINT_VERSION
     sequence: int = 0
     session_context: SessionContext = SessionContext()
-    metadata: Mapping[str, Json] = attrs.field(factory=dict)
+    metadata: Mapping[str, Json] = attrs.field(factory=dict[str, Json])
     role: AgentRole = AgentRole()
     first_user_message: str | None = None
     model_route: str | None = None
@@ -54,7 +54,7 @@ class Head(Record):
     active_model_step: ActiveModelStep | None = None
     execution_stats: ExecutionStats = ExecutionStats()
     grants: tuple[str, ...] = ()
-    states: Mapping[str, Json] = attrs.field(factory=dict)
+    states: Mapping[str, Json] = attrs.field(factory=dict[str, Json])
     instructions_digest: str | None = None
     tools_digest: str | None = None
     queued: int = 0

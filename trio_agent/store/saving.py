@@ -23,7 +23,7 @@ from trio_agent.store.history import weave
 from trio_agent.store.numbering import Entry, arrange
 from trio_agent.store.rows import write_cold, write_head, write_row, write_small
 
-R = TypeVar("R", QueuedMessage, ToolCall)
+R = TypeVar("R")
 
 QUEUE: Final = 0
 CALLS: Final = 1
@@ -59,15 +59,15 @@ class Parts(Generic[R]):
 
     rows: tuple[tuple[int, R], ...] = ()
 
-    @classmethod
-    def numbered(cls, records: Sequence[R]) -> Parts[R]:
-        """Return *records* under fresh ordinals."""
-        return cls(tuple(enumerate(records)))
-
     @property
     def records(self) -> tuple[R, ...]:
         """The records alone."""
         return tuple(record for _, record in self.rows)
+
+
+def numbered(records: Sequence[R]) -> Parts[R]:
+    """Return *records* under fresh ordinals."""
+    return Parts(tuple(enumerate(records)))
 
 
 @attrs.frozen
@@ -85,7 +85,7 @@ def change(
 ) -> PartsChange[R]:
     """Return the smallest change whose rows read *records*, in order."""
     if before is None:
-        after = Parts.numbered(records)
+        after = numbered(records)
         return PartsChange(after, wipe=True, written=after.rows)
     if not before.rows and not records:
         return PartsChange(before)
@@ -97,7 +97,7 @@ def change(
     for record in records:
         ordinal, old = known.pop(key(record), (fresh, None))
         if ordinal <= last:  # the order changed: number all of them anew
-            after = Parts.numbered(records)
+            after = numbered(records)
             return PartsChange(after, wipe=True, written=after.rows)
         if old is None:
             fresh += 1

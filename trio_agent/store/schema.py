@@ -32,6 +32,9 @@ OLDEST_SQLITE: Final = (3, 38, 0)
 WAL_BYTES: Final = 16 * 1_048_576
 """What a log keeps of its length once its pages have been moved into the file."""
 
+MIGRATION_SECONDS: Final = 60.0
+"""How long an opener waits for another process that creates or migrates the file."""
+
 T = TypeVar("T")
 Synchronous: TypeAlias = Literal["FULL", "NORMAL"]
 
@@ -210,8 +213,15 @@ def prepare(path: Path, *, migrations: Sequence[str] = MIGRATIONS) -> None:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, timeout=0, isolation_level=None)
     try:
-        if waited(lambda: _version_now(connection, path, len(migrations))) < len(migrations):
-            waited(lambda: connection.execute("PRAGMA auto_vacuum=INCREMENTAL"))
+        newest = len(migrations)
+        version = waited(
+            lambda: _version_now(connection, path, newest), seconds=MIGRATION_SECONDS
+        )
+        if version < newest:
+            waited(
+                lambda: connection.execute("PRAGMA auto_vacuum=INCREMENTAL"),
+                seconds=MIGRATION_SECONDS,
+            )
             _use_wal(connection, path)
             while _step(connection, path, migrations):
                 pass
@@ -248,7 +258,10 @@ def _version(connection: sqlite3.Connection, path: Path, newest: int) -> int:
 
 
 def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
-    (mode,) = waited(lambda: connection.execute("PRAGMA journal_mode=WAL").fetchone())
+    (mode,) = waited(
+        lambda: connection.execute("PRAGMA journal_mode=WAL").fetchone(),
+        seconds=MIGRATION_SECONDS,
+    )
     if mode != "wal":
         raise CheckpointError(
             f"{path}: SQLite cannot use a write-ahead log here (it says {mode!r}); network file"
@@ -258,7 +271,7 @@ def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
 
 def _step(connection: sqlite3.Connection, path: Path, migrations: Sequence[str]) -> bool:
     """Run the next step, if there is one."""
-    waited(lambda: connection.execute("BEGIN IMMEDIATE"))
+    waited(lambda: connection.execute("BEGIN IMMEDIATE"), seconds=MIGRATION_SECONDS)
     try:
         version = _version(connection, path, len(migrations))
         if version < len(migrations):
@@ -287,13 +300,13 @@ def statements(script: str) -> list[str]:
     return found
 
 
-def waited(attempt: Callable[[], T]) -> T:
+def waited(attempt: Callable[[], T], *, seconds: float = BUSY_SECONDS) -> T:
     """Return what *attempt* returns, trying again while another process holds a lock.
 
     SQLite's own waiting sleeps up to 0.1 s between two looks; under steady traffic
     somebody else gets the lock each time. Short random pauses give everyone a turn.
     """
-    deadline = time.monotonic() + BUSY_SECONDS
+    deadline = time.monotonic() + seconds
     pause = 0.0005
     while True:
         try:

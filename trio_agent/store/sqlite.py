@@ -15,7 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, cast
 
-import attrs
 import msgspec
 import trio
 
@@ -53,6 +52,7 @@ from trio_agent.store.bounds import (
 )
 from trio_agent.store.commit import GroupCommit, threads_let_in
 from trio_agent.store.faults import BUSY_SECONDS, is_busy, told
+from trio_agent.store.guarding import Guards
 from trio_agent.store.ledger import Ledger, RebaseNeededError
 from trio_agent.store.numbering import arrange
 from trio_agent.store.ownership import Holder, Process
@@ -75,15 +75,6 @@ class RunSync(Protocol):
     def __call__(
         self, sync_fn: Callable[..., T], /, *args: Any, limiter: trio.CapacityLimiter
     ) -> Awaitable[T]: ...
-
-
-@attrs.define
-class _Watch:
-    """A session that a `guard` is watching."""
-
-    lease: Lease
-    lost: bool = False
-    wake: trio.Event = attrs.field(factory=trio.Event)
 
 
 class SqliteCheckpoint:
@@ -132,8 +123,7 @@ class SqliteCheckpoint:
         self._owner: int | None = None
         self._bases: OrderedDict[str, Base] = OrderedDict()
         self._group = GroupCommit(self._write_jobs)
-        self._watches: dict[tuple[str, int], _Watch] = {}
-        self._renewing = False
+        self._guards = Guards(self._renew, self._held)
 
     @property
     def path(self) -> Path:
@@ -327,24 +317,7 @@ class SqliteCheckpoint:
 
     async def guard(self, lease: Lease) -> None:
         """See `CheckpointStore.guard`."""
-        key = (lease.session_id, lease.incarnation)
-        watch = self._watches[key] = _Watch(lease)
-        try:
-            while not watch.lost:
-                if self._renewing:
-                    await watch.wake.wait()
-                    watch.wake = trio.Event()
-                    continue
-                self._renewing = True
-                try:
-                    await self._renew_until_lost(watch)
-                finally:
-                    self._renewing = False
-        finally:
-            del self._watches[key]
-            for other in self._watches.values():  # one of them takes over
-                other.wake.set()
-                break
+        await self._guards.watch(lease)
         found = await self._read(ownership.holder, lease.session_id)
         if found is None:
             raise SessionOwnedError(
@@ -352,31 +325,14 @@ class SqliteCheckpoint:
             )
         raise found.refusal()
 
-    async def _renew_until_lost(self, watch: _Watch) -> None:
-        """Renew for all guarded sessions, and wake those that were taken away."""
-        renewed = trio.current_time() - ownership.RENEW_SECONDS
-        while True:
-            if (
-                self._owner is not None
-                and trio.current_time() >= renewed + ownership.RENEW_SECONDS
-            ):
-                with suppress(CheckpointError):  # a save will say what is wrong
-                    await self._write(ownership.renew, self._owner)
-                renewed = trio.current_time()
-            held = {}
-            if self._owner is not None:
-                with suppress(CheckpointError):
-                    held = await self._read(ownership.held, self._owner)
-                    self._tell(held)
-            if watch.lost:
-                return
-            await trio.sleep(ownership.CHECK_SECONDS)
+    async def _renew(self) -> None:
+        if self._owner is not None:
+            await self._write(ownership.renew, self._owner)
 
-    def _tell(self, held: Mapping[str, int]) -> None:
-        for (session_id, incarnation), watch in self._watches.items():
-            if held.get(session_id) != incarnation:
-                watch.lost = True
-                watch.wake.set()
+    async def _held(self) -> Mapping[str, int]:
+        if self._owner is None:
+            return {}
+        return await self._read(ownership.held, self._owner)
 
     # --- writing
 

@@ -14,7 +14,7 @@ import trio.testing
 from trio_agent.errors import CheckpointError, CorruptStoreError, StaleSessionError
 from trio_agent.state.checkpoint import Checkpoint
 from trio_agent.store import SqliteCheckpoint
-from trio_agent.testing.check_store import begin, following, note
+from trio_agent.testing.store_parts import begin, following, note
 
 T = TypeVar("T")
 

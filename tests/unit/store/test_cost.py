@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from trio_agent.protocol.items import AssistantItem, UserItem
 from trio_agent.protocol.usage import TokenUsage
 from trio_agent.state.checkpoint import Checkpoint, QueuedMessage
 from trio_agent.store import SqliteCheckpoint
-from trio_agent.testing.check_store import begin, draft, following, note, save_turns
+from trio_agent.testing.store_parts import begin, draft, following, note, save_turns
 
 
 class Counter:
@@ -97,14 +98,15 @@ async def test_reading_costs_what_is_read(tmp_path: Path) -> None:
             await store.load("s")
             counter = Counter(store._readers[0])
             costs[length] = []
-            for read in (
-                lambda store=store: store.load("s"),
-                lambda store=store, latest=latest: store.events_after("s", latest - 5, 5),
-                lambda store=store: store.event_page("s", limit=5),
-                lambda store=store: store.execution_page("s", limit=5),
-                lambda store=store: store.receipt("s", "s1"),
-                lambda store=store: store.session_summary("s"),
-            ):
+            reads: list[Callable[[], Awaitable[object]]] = [
+                functools.partial(store.load, "s"),
+                functools.partial(store.events_after, "s", latest - 5, 5),
+                functools.partial(store.event_page, "s", limit=5),
+                functools.partial(store.execution_page, "s", limit=5),
+                functools.partial(store.receipt, "s", "s1"),
+                functools.partial(store.session_summary, "s"),
+            ]
+            for read in reads:
                 assert len(store._readers) == 1
                 await read()
                 costs[length].append(counter.since())
