@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # an ASCII terminal must not end a session
     try:
         return int(trio.run(_main, options))
-    except BaseException as exc:
+    except (Exception, BaseExceptionGroup, KeyboardInterrupt) as exc:
         causes = list(leaves(exc))
         if not all(isinstance(one, (AgentError, OSError, KeyboardInterrupt)) for one in causes):
             raise
@@ -51,11 +51,13 @@ def _report(causes: Sequence[BaseException]) -> int:
     for one in causes:
         if isinstance(one, AgentError):
             print(f"trio-agent: {printable(explain(one))}", file=sys.stderr)
-        elif isinstance(one, BrokenPipeError):
-            # Nobody reads; what Python would still flush at its end goes nowhere.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        elif isinstance(one, OSError):
+        elif isinstance(one, OSError) and not isinstance(one, BrokenPipeError):
             print(f"trio-agent: {one}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Nobody reads; what Python would still flush at its end goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return max(code_of(one) for one in causes)
 
 
