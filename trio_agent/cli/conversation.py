@@ -161,6 +161,7 @@ class Conversation:
 
         Returns False if there was neither.
         """
+        await trio.lowlevel.checkpoint()
         if self._asking is not None:
             self._asking.cancel(reason="interrupted")
         pending, turn_id = self._pending, self.agent.snapshot().turn_id
@@ -228,6 +229,7 @@ class Conversation:
         self.renderer.usage(self._usage, steps=self._steps, calls=self._calls)
 
     async def _decide(self, request: ExecApprovalRequest) -> None:
+        await trio.lowlevel.checkpoint()
         decision: Decision | None = Denied(NOBODY_TO_ASK)
         if self.lines is not None:
             with trio.CancelScope() as self._asking:

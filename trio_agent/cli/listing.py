@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 
+import trio
+
 from trio_agent import SqliteCheckpoint
 from trio_agent.cli.arguments import Options, database_path
 from trio_agent.cli.render import Renderer, printable
@@ -18,6 +20,7 @@ async def list_sessions(options: Options, renderer: Renderer) -> None:
     Raises:
         CheckpointError: If the file cannot be read as a store.
     """
+    await trio.lowlevel.checkpoint()
     path = database_path(options)
     if not path.exists():  # asking must not create a file
         return

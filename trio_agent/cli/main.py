@@ -81,6 +81,7 @@ class _Signals:
                 await self._handle(number)
 
     async def _handle(self, number: int) -> None:
+        await trio.lowlevel.checkpoint()
         if self.conversation is None or self.conversation.signals:
             self.received = signal_exit(number)
             self.scope.cancel(reason="a signal")

@@ -71,6 +71,7 @@ class Lines:
         return line.decode(errors="replace").rstrip("\r\n")
 
     async def _fill(self) -> None:
+        await trio.lowlevel.checkpoint()
         try:
             data = await trio.to_thread.run_sync(
                 os.read, self._descriptor, _CHUNK, abandon_on_cancel=True
