@@ -56,6 +56,8 @@ async def create_agent(config: AgentConfig) -> AsyncGenerator[Agent]:
                         yield agent
                     except BaseException as exc:
                         theirs = exc
+                        # Before the inbox closes: the turn is cancelled, not left alone.
+                        nursery.cancel_scope.cancel(reason="the block raised")
                         raise
                     finally:
                         agent.close()

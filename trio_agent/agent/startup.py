@@ -105,6 +105,11 @@ class Opened:
         self.done = done
         self.failure = failure
 
+    def fail(self, exc: BaseException) -> None:
+        """Note what went wrong, unless the opening is done or something did before."""
+        if not self.done and self.failure is None:
+            self.failure = exc
+
 
 class _Show:
     """Where middlewares show things: a bounded buffer first, the journal afterwards."""
@@ -183,14 +188,14 @@ async def started(config: AgentConfig, opened: Opened) -> AsyncGenerator[Started
         known = await _reconcile(opening, checkpoint)
         changes = recover(checkpoint, config.recovery, now_ms=opening.now_ms(), known=known)
         history = await _history(config, store, loaded)
-        await exits.enter_async_context(stack.sessions(runtime))
+        await exits.enter_async_context(stack.sessions(runtime, failed=opened.fail))
         try:
             hooked = await _turn_end_hooks(opening, changes)
             extra = [*hooked, *warnings]
             first = _FirstCommit(opening, loaded, route, changes, history, extra)
             events = await first.commit(show.early)
         except BaseException as exc:
-            opened.failure = exc  # a middleware's nursery may wrap it on its way out
+            opened.fail(exc)  # a middleware's nursery may wrap it on its way out
             raise
         show.session, opened.done = session, True
         yield Started(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Final, Literal
 
@@ -152,12 +152,22 @@ class MiddlewareStack:
     # --- once an opening
 
     @asynccontextmanager
-    async def sessions(self, runtime: RuntimeContext) -> AsyncGenerator[None]:
+    async def sessions(
+        self,
+        runtime: RuntimeContext,
+        *,
+        failed: Callable[[Exception], None] = lambda _: None,
+    ) -> AsyncGenerator[None]:
         """Enter every `Middleware.session` in order; leave them in reverse.
 
         When one fails on entry, those before it are left, in reverse, and the
         failure goes on up; what they raise meanwhile replaces it and keeps it as
         ``__context__``. An `Exception` that a middleware swallows is raised again.
+
+        Args:
+            runtime: What each is given.
+            failed: Told what went wrong as it was raised; on its way out a middleware's
+                nursery may wrap it.
 
         Raises:
             StoppedError: If a middleware cancelled a scope of its own around the
@@ -173,6 +183,7 @@ class MiddlewareStack:
                 yield
             except Exception as exc:
                 failures.append(exc)
+                failed(exc)
                 raise
             suppressed = False
         # Neither an error nor an end may pass unseen.
