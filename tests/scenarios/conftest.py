@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import functools
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -12,6 +15,28 @@ import trio
 from trio_agent.store.base import CheckpointStore
 from trio_agent.store.memory import MemoryCheckpoint
 from trio_agent.store.sqlite import SqliteCheckpoint
+
+HERE = Path(__file__).parent
+REAL_SECONDS, VIRTUAL_SECONDS = 300, 100_000
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Give every story its deadline; in virtual time a deadlock meets it at once."""
+    for item in items:
+        if not isinstance(item, pytest.Function) or HERE not in item.path.parents:
+            continue
+        if inspect.iscoroutinefunction(item.obj):
+            virtual = "autojump_clock" in item.fixturenames
+            item.obj = _limited(item.obj, VIRTUAL_SECONDS if virtual else REAL_SECONDS)
+
+
+def _limited(story: Callable[..., Awaitable[None]], seconds: float) -> Callable[..., Any]:
+    @functools.wraps(story)
+    async def limited(**fixtures: Any) -> None:
+        with trio.fail_after(seconds):
+            await story(**fixtures)
+
+    return limited
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Reports of broken histories: after a crash, a kill or an interrupt a provider still takes them.
+"""Reports of broken histories: after a crash, kill or interrupt a provider still takes them.
 
 Every model here refuses what a real provider would refuse.
 """
@@ -11,6 +11,7 @@ from typing import Literal
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from tests.scenarios.conftest import Shelf
 from tests.scenarios.story import (
@@ -109,8 +110,8 @@ async def test_an_interrupt_in_a_batch_leaves_one_result_a_call(
 
 
 @pytest.mark.parametrize("policy", list(Recovery))
-@pytest.mark.usefixtures("autojump_clock")
 async def test_wherever_a_batch_dies_nothing_runs_twice_and_history_is_settled_once(
+    autojump_clock: MockClock,
     policy: Recovery,
 ) -> None:
     """Every death of two calls with a side effect, before and after each write."""
@@ -162,8 +163,8 @@ async def _batch_dies(
     assert set(world.entered) <= {begin.name for begin in begun}
     ends = {end.name: end for end in await messages(store, ToolCallEnd)}
     assert set(entered) <= set(ends)
-    for name in ends:
-        assert (ends[name].outcome == "finished") <= (name in world.left)
+    for name, end in ends.items():
+        assert (end.outcome == "finished") <= (name in world.left)
     seen.add(tuple(ends[name].outcome for name in ("one", "two") if name in ends))
     return died
 
@@ -172,9 +173,8 @@ async def _batch_dies(
 
 
 @pytest.mark.parametrize("again", [False, True])
-@pytest.mark.usefixtures("autojump_clock")
 async def test_no_call_of_a_broken_stream_was_ever_started(
-    store: MemoryCheckpoint, again: bool
+    autojump_clock: MockClock, store: MemoryCheckpoint, again: bool
 ) -> None:
     """The rule is that no tool starts before the response is complete."""
     world = World()
@@ -196,24 +196,25 @@ async def test_each_message_is_stored_once_however_often_a_session_is_opened(
     shelf: Shelf,
 ) -> None:
     model = Strict("one", "two", "three")
+    before: list[Item] = []
     with trio.fail_after(DEADLINE):
         for n in range(3):
             async with shelf.opened() as store:
                 async with create_agent(configure(model, store)) as agent:
                     await agent.run(f"question {n}")
-                items = await transcript(store)
-                assert len([item for item in items if isinstance(item, UserItem)]) == n + 1
-                assert len([item for item in items if isinstance(item, AssistantItem)]) == n + 1
-        before = items
+                before = await transcript(store)
+                assert len([item for item in before if isinstance(item, UserItem)]) == n + 1
+                assert (
+                    len([item for item in before if isinstance(item, AssistantItem)]) == n + 1
+                )
         for _ in range(5):
             async with shelf.opened() as store:
                 async with create_agent(configure(model, store)):
                     pass
                 assert await transcript(store) == before
         async with shelf.opened() as store:
-            asked = [
-                e.submission_id for e in await journal(store) if isinstance(e.msg, UserMessage)
-            ]
+            told = await journal(store)
+            asked = [e.submission_id for e in told if isinstance(e.msg, UserMessage)]
             said = [msg.step_id for msg in await messages(store, AgentMessage)]
     assert len(asked) == len(set(asked)) == 3
     assert len(said) == len(set(said)) == 3
