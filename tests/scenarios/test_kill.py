@@ -1,0 +1,142 @@
+"""A process that works on a session is killed at random moments, over and over.
+
+Each time another one opens the session. Nothing that was accepted is lost or doubled,
+no effect happens twice, and no model is ever sent a broken history.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import settings
+
+from tests.scenarios.story import journal, stored
+from trio_agent import AgentConfig, SqliteCheckpoint, UserInput, create_agent, tool
+from trio_agent.model.base import Emit, ModelCall, ModelOutput, ModelRequest
+from trio_agent.protocol.events import SubmissionAccepted
+from trio_agent.protocol.items import UserItem
+from trio_agent.state.machine import Phase, phase_of
+from trio_agent.state.recovery import Recovery
+from trio_agent.testing.crashes import in_child
+from trio_agent.testing.invariants import JournalCheck, check_checkpoint
+from trio_agent.testing.models import StrictModel
+
+SESSION = "s"
+KILLS = 200 if settings().max_examples > 1_000 else 20
+"""Random moments; the deep profile takes more."""
+
+
+class Asks:
+    """Asks for two calls whenever a user has spoken, and then says that it is done."""
+
+    async def respond(self, request: ModelRequest, emit: Emit) -> ModelOutput:
+        for word in ("on ", "my ", "way "):
+            await emit(word)
+        if isinstance(request.items[-1], UserItem):
+            count = sum(isinstance(item, UserItem) for item in request.items)
+            asked = [
+                ModelCall(name="count", arguments=f'{{"key": "{count}.{n}"}}') for n in range(2)
+            ]
+            return ModelOutput.answer("on my way ", *asked)
+        return ModelOutput.answer("on my way done")
+
+
+def configure(store: SqliteCheckpoint, directory: Path, policy: Recovery) -> AgentConfig:
+    @tool(exclusive=False)
+    async def count(key: str) -> str:
+        """Leave a line, as a payment would."""
+        with (directory / "effects").open("a") as file:
+            file.write(f"{key}\n")
+        await trio.sleep(0.002)
+        return "counted"
+
+    return AgentConfig(
+        model=StrictModel(Asks()),
+        checkpoints=store,
+        session_id=SESSION,
+        tools=(count,),
+        recovery=policy,
+    )
+
+
+async def work(directory: Path, policy: Recovery, first: int) -> None:
+    """Submit messages for ever, and note each receipt once it is there."""
+    with (directory / "receipts").open("a", buffering=1) as receipts:
+        async with SqliteCheckpoint(directory / "db") as store:
+            async with create_agent(configure(store, directory, policy)) as agent:
+                for number in range(first, first + 10_000):
+                    op = UserInput(text=f"message {number}", delivery="queue")
+                    await agent.submit(op, id=f"m{number}")
+                    receipts.write(f"m{number}\n")
+                    await agent.wait_idle()
+
+
+def kill_after(seconds: float, function: Any) -> None:
+    """Run *function* in a child and kill it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            function()
+        finally:
+            os._exit(1)
+    time.sleep(seconds)
+    os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    assert os.WIFSIGNALED(status), "it ended before it was killed"
+
+
+async def finish(directory: Path) -> list[str]:
+    """Open once more, resubmit the last message of all, and wait until idle."""
+    async with SqliteCheckpoint(directory / "db") as store:
+        config = configure(store, directory, Recovery.RESUME)
+        async with create_agent(config) as agent:
+            again = UserInput(text="message 0", delivery="queue")
+            receipt = await agent.submit(again, id="m0")
+            await agent.wait_idle()
+        assert isinstance(config.model, StrictModel)
+        assert not config.model.refusals, config.model.refusals
+        checkpoint = await stored(store)
+        assert phase_of(checkpoint) is Phase.IDLE
+        assert not checkpoint.queue
+        check_checkpoint(checkpoint)
+        events = await journal(store)
+        page = await store.execution_page(SESSION, limit=100_000)
+        assert await store.verify() == ()
+    check = JournalCheck()
+    check.read(events)
+    check.settle(checkpoint, list(reversed(page.executions)))
+    accepted = [one.submission_id for one in events if isinstance(one.msg, SubmissionAccepted)]
+    said = [item.submission_id for item in checkpoint.context if isinstance(item, UserItem)]
+    return [receipt.status, *map(str, accepted), "|", *map(str, said)]
+
+
+@pytest.mark.parametrize("policy", list(Recovery))
+def test_nothing_is_lost_or_doubled_wherever_a_process_is_killed(
+    tmp_path: Path, policy: Recovery
+) -> None:
+    chance = random.Random(len(policy.value))  # the same moments each time
+    first = 0
+    for _ in range(KILLS // 2):
+        seconds = chance.uniform(0.02, 0.4)
+        kill_after(seconds, lambda number=first: trio.run(work, tmp_path, policy, number))
+        receipts = (tmp_path / "receipts").read_text().split()
+        first = 1 + max((int(one[1:]) for one in receipts), default=-1)
+    status, *found = in_child(lambda: trio.run(finish, tmp_path))
+    accepted, delivered = found[: found.index("|")], found[found.index("|") + 1 :]
+    promised = (tmp_path / "receipts").read_text().split()
+    assert promised, "nobody got anywhere"
+    assert status == "duplicate"
+    assert set(promised) <= set(accepted), "a promise was lost"
+    assert max(Counter(delivered).values()) == 1, "a message was delivered twice"
+    assert set(accepted) == set(delivered), "an accepted message was lost"
+    effects = Counter((tmp_path / "effects").read_text().split())
+    assert effects, "nothing ever happened"
+    assert max(effects.values()) == 1, "an effect happened twice"
