@@ -234,6 +234,7 @@ async def test_a_long_output_of_emoji_is_cut_between_characters(
 ) -> None:
     emoji = "x" * more + "\N{GRINNING FACE}" * 20_000 + FAMILY * 10_000
     model = Strict([call("shout")], "ok", "and so on")
+    ends: list[str] = []
     with trio.fail_after(DEADLINE):
         for _ in range(2):
             async with shelf.opened() as store:

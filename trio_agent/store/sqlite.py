@@ -180,11 +180,9 @@ class SqliteCheckpoint:
             connection = self._reader()
             try:
                 result = fn(connection, *args)
-            except sqlite3.Error:
-                connection.close()
-                raise
             except BaseException:
-                self._readers.append(connection)
+                # The traceback may keep a half-read cursor alive, and so an old snapshot.
+                connection.close()
                 raise
             self._readers.append(connection)
             if self._closed:
