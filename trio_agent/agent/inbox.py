@@ -66,11 +66,13 @@ class Envelope:
 
         try:
             receipt: Receipt = await trio.lowlevel.wait_task_rescheduled(abort)
-        except StoppedError:
-            # The session was cancelled, perhaps with this task: then that is what it sees.
-            await trio.lowlevel.checkpoint_if_cancelled()
-            raise
-        return receipt
+        except StoppedError as exc:
+            stopped = exc
+        else:
+            return receipt
+        # The session was cancelled, perhaps with this task: then that is what it sees.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        raise stopped
 
 
 class Inbox:

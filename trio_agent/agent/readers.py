@@ -168,7 +168,7 @@ class Reader:
             event = self._preface.popleft()
             self.position = event.sequence
             return event
-        while True:
+        while True:  # noqa: ASYNC913  # whoever comes round again has awaited
             if self._page:
                 event = self._page.popleft()
                 self.position = event.sequence

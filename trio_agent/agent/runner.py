@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import attrs
 import trio
 
+from trio_agent.agent.ending import run_turn_end
 from trio_agent.agent.opening import Opening, describe, error_event, logger, parts_of
 from trio_agent.agent.session import Part, applied, told
 from trio_agent.agent.turn import Turn
@@ -178,26 +179,11 @@ class Runner:
             return [*began, *self._refused(rejection, failure, message.id)]
 
         self._remember(turn, failure)
-        if refused:
-            await self._turn_end_hooks(
-                turn, "aborted" if failure is None else "failed", effects
-            )
+        if refused and self.opening.stack.has("turn_end"):
+            outcome: TurnOutcome = "aborted" if failure is None else "failed"
+            await run_turn_end(self.opening, turn.turn_id, outcome, effects)
         if await self.opening.session.transact(begin, cause=message.id) and not refused:
             self.turn = turn
-
-    async def _turn_end_hooks(self, turn: Turn, outcome: TurnOutcome, effects: Effects) -> None:
-        """Run the hooks for a turn that ends as it begins; their failure is told."""
-        opening = self.opening
-        if not opening.stack.has("turn_end"):
-            return
-        states, queue = opening.session.checkpoint.states, opening.session.checkpoint.queue
-        try:
-            await opening.stack.turn_end(
-                opening.runtime, turn.turn_id, effects, states, outcome=outcome, queue=queue
-            )
-        except Exception as exc:
-            logger.exception("a turn_end hook failed")
-            effects.events.append(Warning(code="turn_end_failed", message=describe(exc)))
 
     def _remember(self, turn: Turn, failure: Exception | None) -> None:
         """Keep why a turn failed for whoever waits for it here; the journal has the text."""

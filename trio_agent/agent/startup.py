@@ -19,8 +19,9 @@ import attrs
 import msgspec
 import trio
 
+from trio_agent.agent.ending import run_turn_end
 from trio_agent.agent.inbox import AgentSender, Inbox, WeakSender
-from trio_agent.agent.opening import Opening, describe, logger, parts_of
+from trio_agent.agent.opening import Opening, logger, parts_of
 from trio_agent.agent.session import Part, Session, applied, told
 from trio_agent.agent.tool_step import idempotency_key
 from trio_agent.config import AgentConfig
@@ -355,18 +356,7 @@ async def _turn_end_hooks(opening: Opening, changes: Sequence[Change]) -> list[P
     if ended is None or not opening.stack.has("turn_end"):
         return []
     effects = Effects()
-    try:
-        await opening.stack.turn_end(
-            opening.runtime,
-            checkpoint.turn_id or "",
-            effects,
-            checkpoint.states,
-            outcome=ended.outcome,
-            queue=checkpoint.queue,
-        )
-    except Exception as exc:
-        logger.exception("a turn_end hook failed")
-        effects.events.append(Warning(code="turn_end_failed", message=describe(exc)))
+    await run_turn_end(opening, checkpoint.turn_id or "", ended.outcome, effects)
     effects.items.clear()
     return parts_of(effects)
 

@@ -9,19 +9,20 @@ two saves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import attrs
 import trio
 
 from trio_agent.agent import model_step
-from trio_agent.agent.opening import Opening, describe, error_event, logger, parts_of
+from trio_agent.agent.ending import Ending, failed, run_turn_end
+from trio_agent.agent.opening import Opening, error_event, logger, parts_of
 from trio_agent.agent.request import (
     build_request,
     check_size,
     request_digest,
 )
 from trio_agent.agent.session import Part, applied, told
+from trio_agent.agent.steering import steers_of, take_steers
 from trio_agent.agent.tool_step import Batch, admission
 from trio_agent.errors import (
     CheckpointError,
@@ -35,43 +36,20 @@ from trio_agent.model.base import ModelOutput, ModelRequest
 from trio_agent.model.retry import retry_delay
 from trio_agent.protocol.events import (
     FinishReason,
-    SubmissionRejected,
-    TurnOutcome,
     Warning,  # noqa: A004  # the wire's word
 )
 from trio_agent.protocol.items import AssistantItem, UserItem
 from trio_agent.protocol.usage import TokenUsage
 from trio_agent.state.changes import (
     BatchSettled,
-    QueueCancelled,
-    SteerJoined,
     StepBegan,
     StepEnded,
     TurnContinued,
     TurnEnded,
 )
 from trio_agent.state.checkpoint import ActiveExecution, Checkpoint, QueuedMessage
-from trio_agent.state.intake import Refusal
 from trio_agent.state.machine import Phase, phase_of
 from trio_agent.state.recovery import Known, close_turn
-
-
-class Ending:
-    """How a turn ends, as far as this process has a say in it."""
-
-    def __init__(
-        self,
-        outcome: TurnOutcome,
-        finish_reason: FinishReason,
-        reason: str = "",
-        cause: str | None = None,
-        failure: Exception | None = None,
-    ) -> None:
-        self.outcome = outcome
-        self.finish_reason = finish_reason
-        self.reason = reason
-        self.cause = cause
-        self.failure = failure
 
 
 class Turn:
@@ -132,20 +110,9 @@ class Turn:
         session = self.opening.session
         ending = Ending("aborted", "interrupted", "cancelled")
         try:
-            with self.scope:
-                await self._converse()
-            if self.scope.cancelled_caught and self._interrupted is not None:
-                ending = self._interrupted
-        except Exception as exc:
-            if session.broken is not None:
-                raise
-            logger.warning("turn %s failed", self.turn_id, exc_info=exc)
-            # What goes wrong while an interrupt unwinds the turn is no reason of its own.
-            ending = self._interrupted or _failed(exc)
-            self.failure = ending.failure
+            ending = await self._attempt() or ending
+            await self._turn_end_hooks(ending)
         finally:
-            if ending.finish_reason != "interrupted" or self._interrupted is not None:
-                await self._turn_end_hooks(ending)
             with trio.move_on_after(self.opening.config.shutdown_grace, shield=True):
                 await self._finish(ending)
             self.ended.set()
@@ -154,6 +121,21 @@ class Turn:
             session.fail(CheckpointError(f"the end of the turn was not saved within {grace}"))
         if session.broken is not None:
             raise SessionBrokenError("the turn could not be ended") from session.broken
+
+    async def _attempt(self) -> Ending | None:
+        """Do the turn; return how it must be ended, or None if it has ended by itself."""
+        try:
+            with self.scope:
+                await self._converse()
+        except Exception as exc:
+            if self.opening.session.broken is not None:
+                raise
+            logger.warning("turn %s failed", self.turn_id, exc_info=exc)
+            # What goes wrong while an interrupt unwinds the turn is no reason of its own.
+            ending = self._interrupted or failed(exc)
+            self.failure = ending.failure
+            return ending
+        return self._interrupted
 
     async def abandon(self) -> None:
         """Record the end of a turn that was begun, and cancelled before it could run."""
@@ -205,18 +187,7 @@ class Turn:
         effects = Effects()
         self.activity = "a turn_end hook"
         with trio.move_on_after(self.opening.config.shutdown_grace):
-            try:
-                await self.opening.stack.turn_end(
-                    self.opening.runtime,
-                    self.turn_id,
-                    effects,
-                    session.checkpoint.states,
-                    outcome=ending.outcome,
-                    queue=session.checkpoint.queue,
-                )
-            except Exception as exc:
-                logger.exception("a turn_end hook failed")
-                effects.events.append(Warning(code="turn_end_failed", message=describe(exc)))
+            await run_turn_end(self.opening, self.turn_id, ending.outcome, effects)
         effects.items.clear()
         if effects and session.broken is None:
             await session.commit(*parts_of(effects), cause=self.submission_id)
@@ -273,11 +244,7 @@ class Turn:
         )
 
     def _steers(self, checkpoint: Checkpoint) -> list[QueuedMessage]:
-        return [
-            waiting
-            for waiting in checkpoint.queue
-            if waiting.boundary == "steer" and waiting.turn_id == self.turn_id
-        ]
+        return steers_of(checkpoint, self.turn_id)
 
     def _over_limit(self, active: ActiveExecution) -> bool:
         return active.next_model_step >= self.opening.config.max_model_steps
@@ -299,7 +266,7 @@ class Turn:
             raise StepLimitError(
                 f"the turn took {most} model steps; max_model_steps allows no more"
             )
-        await self._take_steers()
+        await take_steers(self)
         if self.opening.stack.has("pre_model") and await self._pre_model():
             return
         if self.opening.stack.has("model_request"):
@@ -321,30 +288,6 @@ class Turn:
 
         await session.transact(begin, cause=self.submission_id)
 
-    async def _take_steers(self) -> None:
-        session, stack = self.opening.session, self.opening.stack
-        while steers := self._steers(session.checkpoint):
-            message = steers[0]
-            effects, rejection = Effects(), None
-            if stack.has("message_submit"):
-                self.activity = "a message_submit hook"
-                try:
-                    rejection = await stack.message_submit(
-                        self.opening.runtime,
-                        self.turn_id,
-                        effects,
-                        session.checkpoint.states,
-                        submission_id=message.id,
-                        text=message.text,
-                        delivery="steer",
-                    )
-                except Exception:
-                    # The message is consumed: it must not fail the next turn, too.
-                    await session.transact(partial(_dropped, message))
-                    raise
-            join = partial(_joined, message, effects, rejection)
-            await session.transact(join, cause=message.id)
-
     async def _pre_model(self) -> bool:
         """Run the hooks before a request; return whether it must not be made now."""
         session = self.opening.session
@@ -352,6 +295,7 @@ class Turn:
         route = self._route(checkpoint)
         active = self._mine()
         self.activity = "a pre_model hook"
+        failure: Exception | None = None
         try:
             await self.opening.stack.pre_model(
                 self.opening.runtime,
@@ -363,11 +307,13 @@ class Turn:
                 context_window=self.opening.window(route),
                 estimated_input_tokens=self._size(checkpoint),
             )
-        except Exception:
+        except Exception as exc:
+            failure = exc
+        if failure is not None:
             # What was done so far is kept: earlier hooks must not pay for a later one.
             if effects:
                 await session.commit(*parts_of(effects), cause=self.submission_id)
-            raise
+            raise failure
         if effects.stop_reason is not None:
             warning = Warning(code="stopped_by_hook", message=effects.stop_reason)
             end = TurnEnded(
@@ -531,7 +477,7 @@ class Turn:
         if reason is None:
             raise InternalError("the turn is not completing")
         if self._steers(session.checkpoint):
-            await self._take_steers()
+            await take_steers(self)
             if phase_of(session.checkpoint) is not Phase.COMPLETING:
                 return
         if stack.has("stop"):
@@ -567,39 +513,9 @@ class Turn:
         await session.transact(end, cause=self.submission_id)
 
 
-def _failed(exc: Exception) -> Ending:
-    reason: FinishReason = "step_limit" if isinstance(exc, StepLimitError) else "error"
-    return Ending("failed", reason, describe(exc), failure=exc)
-
-
 def any_tokens(output: ModelOutput) -> bool:
     """Whether a model reported any usage at all."""
     return any(attrs.astuple(output.usage))
-
-
-def _waits(checkpoint: Checkpoint, message: QueuedMessage) -> bool:
-    return any(waiting == message for waiting in checkpoint.queue)
-
-
-def _dropped(message: QueuedMessage, checkpoint: Checkpoint) -> Sequence[Part]:
-    if not _waits(checkpoint, message):
-        return []
-    return [QueueCancelled(submission_id=message.id)]
-
-
-def _joined(
-    message: QueuedMessage, effects: Effects, rejection: str | None, checkpoint: Checkpoint
-) -> Sequence[Part] | Refusal:
-    if not _waits(checkpoint, message):
-        return []  # edited or taken back while the hooks ran
-    if rejection is not None:
-        refused = SubmissionRejected(code="denied_by_hook", message=rejection)
-        effects.items = []
-        parts = parts_of(effects, message.id)
-        return [*parts, QueueCancelled(submission_id=message.id), told(refused, message.id)]
-    hidden, effects.items = tuple(effects.items), []
-    joined = SteerJoined(submission_id=message.id, hidden=hidden)
-    return [*parts_of(effects, message.id), joined]
 
 
 def _last_text(checkpoint: Checkpoint) -> str:
