@@ -1,6 +1,6 @@
 """SQLite against memory, operation by operation.
 
-Tried in turn, and caught here: mutants are listed in tests/unit/store/MUTANTS.md.
+The deterministic rules of both are in `check_store`; this finds what nobody thought of.
 """
 
 from __future__ import annotations

@@ -22,11 +22,14 @@ import trio
 from trio_agent.errors import InternalError
 from trio_agent.store.saving import Job
 
-NAP_SECONDS: Final = 50e-6
-"""What a busy trio thread gives a worker thread in each pass of its loop."""
-
 PATIENCE_SECONDS: Final = 1e-3
-"""How long a thread may take before the loop gives way; most need less."""
+"""How long a thread may take before a busy loop gives way; most need less."""
+
+SHARE: Final = 0.1
+"""The part of the time since then that the loop gives in each pass: the longer a thread
+has waited, the more of its statements get through at once."""
+
+LONGEST_NAP_SECONDS: Final = 2e-3
 
 
 class GroupCommit:
@@ -40,6 +43,7 @@ class GroupCommit:
         self._write = write
         self._waiting: list[Job] = []
         self._busy = False
+        self._crowded = False
 
     @trio.lowlevel.enable_ki_protection
     async def submit(self, job: Job) -> None:
@@ -52,7 +56,12 @@ class GroupCommit:
         if self._busy and not await self._leads(job):
             return
         self._busy = True
+        if self._crowded:
+            # those who were answered together with the last leader come back in this
+            # same pass of the loop: let them in, or they wait for one more transaction
+            await trio.lowlevel.cancel_shielded_checkpoint()
         batch, self._waiting = self._waiting, []
+        self._crowded = len(batch) > 1
         for one in batch:
             one.taken = True
         try:
@@ -99,8 +108,9 @@ class _Offer(trio.abc.Instrument):
     def before_io_wait(self, timeout: float) -> None:
         if not self.outstanding or timeout:
             return
-        if time.perf_counter() - self.since > PATIENCE_SECONDS:
-            time.sleep(NAP_SECONDS)  # noqa: ASYNC251  # the purpose
+        waited = time.perf_counter() - self.since
+        if waited > PATIENCE_SECONDS:
+            time.sleep(min(waited * SHARE, LONGEST_NAP_SECONDS))  # noqa: ASYNC251
 
 
 _offer: trio.lowlevel.RunVar[_Offer] = trio.lowlevel.RunVar("trio_agent_offer")

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import attrs
 import pytest
 import trio
 import trio.testing
 
 from trio_agent.errors import CheckpointError, CorruptStoreError, StaleSessionError
+from trio_agent.protocol.items import UserItem
 from trio_agent.state.checkpoint import Checkpoint
 from trio_agent.store import SqliteCheckpoint
 from trio_agent.testing.store_parts import begin, following, note
@@ -89,7 +91,7 @@ async def test_a_stale_save_fails_alone(tmp_path: Path) -> None:
 
 async def test_a_save_that_the_file_contradicts_fails_alone(tmp_path: Path) -> None:
     """A row of another's damage breaks one transaction; the others are written again."""
-    store, gate = await opened(tmp_path, 4)
+    store, gate = await opened(tmp_path, 5)
     with sqlite3.connect(tmp_path / "s.db") as connection:
         connection.execute(
             "INSERT INTO event SELECT id, 1, 0, 'x', NULL, NULL, NULL, 1, x'', 0 FROM session"
@@ -105,10 +107,14 @@ async def test_a_save_that_the_file_contradicts_fails_alone(tmp_path: Path) -> N
             failed.append(number)
 
     async with trio.open_nursery() as nursery:
-        for number in range(4):
+        nursery.start_soon(save, 4)
+        await trio.testing.wait_all_tasks_blocked()
+        for number in (2, 0, 1, 3):
             nursery.start_soon(save, number)
+            await trio.testing.wait_all_tasks_blocked()
         await trio.testing.wait_all_tasks_blocked()
         gate.open.set()
+    assert gate.commits == [1, 4]
     assert failed == [2]
     assert await store.load("s2") == Checkpoint.empty("s2")
     assert await store.load("s3") == second(3)
@@ -177,15 +183,41 @@ async def test_cancelled_once_taken_it_is_answered(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(save, 0)
         await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(save, 1)
+        nursery.start_soon(save, 2)
+        await trio.testing.wait_all_tasks_blocked()
+        first, gate.open = gate.open, trio.Event()
+        first.set()
+        while gate.commits != [1, 2]:
+            await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await trio.testing.wait_all_tasks_blocked()
+        assert returned == [0]
         gate.open.set()
-    assert returned == [0]
-    assert await store.load("s0") == second(0)
+    assert sorted(returned) == [0, 1, 2]
+    for number in range(3):
+        assert await store.load(f"s{number}") == second(number)
     await store.aclose()
 
 
-async def test_two_saves_of_one_session_that_wait_together(tmp_path: Path) -> None:
-    """The second was worked out before the first was stored; it is worked out again."""
+async def test_a_save_on_top_of_what_a_rival_made_anew(tmp_path: Path) -> None:
+    """Same number, other session: what was worked out from the old one is worked out again."""
+    store, gate = await opened(tmp_path, 1)
+    gate.open.set()
+    rival = SqliteCheckpoint(tmp_path / "s.db")
+    assert await rival.delete_session("s0")
+    anew = attrs.evolve(Checkpoint.empty("s0"), context=[UserItem(text="x")])
+    await rival.save(anew)
+    await rival.aclose()
+    after = following(anew, UserItem(text="y"))
+    await store.save(after)
+    assert await store.load("s0") == after
+    assert await store.verify() == ()
+    await store.aclose()
+
+
+async def test_a_save_and_an_append_of_one_session_that_wait_together(tmp_path: Path) -> None:
     store, gate = await opened(tmp_path, 2)
     first = second(1)
     async with trio.open_nursery() as nursery:
@@ -194,7 +226,9 @@ async def test_two_saves_of_one_session_that_wait_together(tmp_path: Path) -> No
         nursery.start_soon(store.save, first)
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(store.append_events, "s1", [note("x")])
+        await trio.testing.wait_all_tasks_blocked()
         gate.open.set()
+    assert gate.commits == [1, 2]
     await store.save(following(first))
     assert await store.verify() == ()
     await store.aclose()
