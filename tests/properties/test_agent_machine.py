@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from hypothesis import settings
 
 from trio_agent import SqliteCheckpoint
 from trio_agent.store.base import CheckpointStore
@@ -42,3 +43,8 @@ class OverMemory(AgentMachine):
 
 TestOverSqlite = OverSqlite.TestCase
 TestOverMemory = OverMemory.TestCase
+
+# Ten minutes in the deep profile, not hours.
+MOST = 2_000
+TestOverSqlite.settings = settings(max_examples=min(MOST, settings().max_examples))
+TestOverMemory.settings = settings(max_examples=min(MOST, settings().max_examples))

@@ -140,7 +140,7 @@ async def test_a_repeatable_call_runs_again_with_the_same_key(store: MemoryCheck
         """Put something."""
         keys.append(ctx.idempotency_key)
         if len(keys) == 1:
-            await trio.sleep(9e9)
+            await trio.sleep(3_600)
         return "put"
 
     await killed_at(store, ToolCallBegin, Strict([call("put")]), tools=(put,))
@@ -160,7 +160,7 @@ async def test_a_retry_after_a_retry_keeps_the_key(store: MemoryCheckpoint) -> N
     async def put(ctx: ToolContext) -> str:
         """Put something."""
         keys.append(ctx.idempotency_key)
-        await trio.sleep(9e9)
+        await trio.sleep(3_600)
         return "never"
 
     await killed_at(store, ToolCallBegin, Strict([call("put")]), tools=(put,))

@@ -170,6 +170,10 @@ MOODS = st.sampled_from(
 )
 
 
+SECONDS = st.sampled_from([5, 5, 0.6, 0])
+"""How long a frontend waits after it has acted: most often until a turn is over."""
+
+
 class AgentMachine(RuleBasedStateMachine):
     """Uses, kills and reopens one session, and checks that all it leaves tells one story.
 
@@ -355,6 +359,11 @@ class AgentMachine(RuleBasedStateMachine):
         )
         assert not self._strict.refusals, self._strict.refusals
 
+    def _pass(self, seconds: float) -> None:
+        """Let time pass, if the session is open still."""
+        if seconds and self.agent is not None:
+            self._act(trio.sleep, seconds)
+
     def _snapshot(self) -> Snapshot:
         assert self.agent is not None
         return self.agent.snapshot()
@@ -421,8 +430,9 @@ class AgentMachine(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         delivery=st.sampled_from([None, None, "steer", "queue"]),
-        again=st.booleans(),
-        expect=st.sampled_from([None, None, None, "idle", "turn", "stale"]),
+        again=st.sampled_from([False, False, False, True]),
+        expect=st.sampled_from([None, None, None, None, "idle", "turn", "stale"]),
+        then=SECONDS,
     )
     def say(
         self,
@@ -430,13 +440,15 @@ class AgentMachine(RuleBasedStateMachine):
         delivery: Literal["steer", "queue"] | None,
         again: bool,
         expect: str | None,
+        then: float,
     ) -> None:
-        """Submit a message; *again* under an id that was used before, or will be."""
+        """Submit a message, *again* under an id that was used before; let time pass."""
         self._data = data
         if expect == "turn":
             expect = self._snapshot().turn_id
         op = UserInput(text="again") if again else UserInput(text="go", delivery=delivery)
         self._submit(op, "again" if again else None, expect)
+        self._pass(then)
 
     @precondition(lambda self: self._is_open() and self._snapshot().queued)
     @rule(data=st.data(), edits=st.booleans())
@@ -455,12 +467,13 @@ class AgentMachine(RuleBasedStateMachine):
         self._submit(Interrupt(turn_id or "no such turn"))
 
     @precondition(lambda self: self._is_open() and self._snapshot().approvals)
-    @rule(data=st.data(), decision=st.sampled_from(DECISIONS))
-    def decide(self, data: st.DataObject, decision: Decision) -> None:
-        """Answer an open question."""
+    @rule(data=st.data(), decision=st.sampled_from(DECISIONS), then=SECONDS)
+    def decide(self, data: st.DataObject, decision: Decision, then: float) -> None:
+        """Answer an open question, and let time pass."""
         self._data = data
         question = data.draw(st.sampled_from(self._snapshot().approvals))
         self._submit(ExecApproval(question.id, decision))
+        self._pass(then)
 
     @precondition(_is_open)
     @rule(data=st.data(), route=st.sampled_from(["default", OTHER_ROUTE, "no such route"]))
@@ -475,7 +488,7 @@ class AgentMachine(RuleBasedStateMachine):
         self.moody.mood = mood
 
     @precondition(_is_open)
-    @rule(data=st.data(), seconds=st.sampled_from([0.05, 0.6, 5, 100]))
+    @rule(data=st.data(), seconds=st.sampled_from([0.05, 0.6, 5, 5, 100]))
     def wait(self, data: st.DataObject, seconds: float) -> None:
         """Let time pass."""
         self._data = data
