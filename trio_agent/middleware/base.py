@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Final
 
 import attrs
 
+from trio_agent.errors import ConfigError
 from trio_agent.middleware.contexts import (
     CommandContext,
     MessageSubmitContext,
@@ -23,8 +25,29 @@ from trio_agent.middleware.contexts import (
 )
 from trio_agent.protocol.events import EventMsg
 from trio_agent.protocol.frontend import Block, Contribution
+from trio_agent.protocol.limits import MAX_NAME_BYTES
+from trio_agent.protocol.text import check_text
 from trio_agent.record import Record
 from trio_agent.tools.catalog import Catalog
+
+HOOKS: Final = (
+    "session",
+    "register",
+    "prompt_section",
+    "frontend",
+    "render",
+    "route_message",
+    "message_submit",
+    "pre_model",
+    "model_request",
+    "pre_tool_use",
+    "permission_request",
+    "post_tool_use",
+    "stop",
+    "turn_end",
+    "command",
+)
+"""Every hook of `Middleware`, in the order in which a session meets them."""
 
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
@@ -114,3 +137,24 @@ class Middleware:
 
     async def command(self, ctx: CommandContext) -> None:
         """Run a command that `frontend` declared; `ConfigError` is shown to the user."""
+
+
+def overrides(one: Middleware, hook: str) -> bool:
+    """Return whether *one* has a hook of its own there."""
+    return getattr(type(one), hook) is not getattr(Middleware, hook)
+
+
+def checked_name(one: Middleware) -> str:
+    """Return the name of *one*.
+
+    Raises:
+        ConfigError: If it is no middleware, or its name is not 1 to 256 bytes of text.
+    """
+    if not isinstance(one, Middleware):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"{one!r} is not a Middleware; subclass trio_agent.Middleware")
+    name = one.name
+    try:
+        check_text(name, name="middleware name", limit=MAX_NAME_BYTES, blank=False)
+    except ValueError as exc:
+        raise ConfigError(f"{type(one).__name__}: {exc}") from None
+    return name

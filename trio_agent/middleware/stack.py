@@ -18,12 +18,12 @@ import copy
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import Final, Literal
+from typing import Literal
 
 import attrs
 
 from trio_agent.errors import ConfigError, DuplicateError, StoppedError, UnknownError
-from trio_agent.middleware.base import Middleware
+from trio_agent.middleware.base import HOOKS, Middleware, checked_name, overrides
 from trio_agent.middleware.contexts import (
     CommandContext,
     Effects,
@@ -46,30 +46,10 @@ from trio_agent.model.base import ModelRequest
 from trio_agent.protocol.events import Delivery, EventMsg, TurnOutcome
 from trio_agent.protocol.frontend import Block, Command, Contribution
 from trio_agent.protocol.items import Item
-from trio_agent.protocol.limits import MAX_NAME_BYTES
 from trio_agent.protocol.ops import REJECTION_CODES, CapabilityCommand
-from trio_agent.protocol.text import Json, check_text
+from trio_agent.protocol.text import Json
 from trio_agent.state.checkpoint import QueuedMessage, ToolCall
 from trio_agent.tools.catalog import Catalog
-
-HOOKS: Final = (
-    "session",
-    "register",
-    "prompt_section",
-    "frontend",
-    "render",
-    "route_message",
-    "message_submit",
-    "pre_model",
-    "model_request",
-    "pre_tool_use",
-    "permission_request",
-    "post_tool_use",
-    "stop",
-    "turn_end",
-    "command",
-)
-"""Every hook of `Middleware`, in the order in which a session meets them."""
 
 _logger = logging.getLogger("trio_agent.middleware")
 
@@ -91,13 +71,13 @@ class MiddlewareStack:
     def __init__(self, middlewares: Sequence[Middleware]) -> None:
         entries: dict[str, Middleware] = {}
         for one in middlewares:
-            name = _checked_name(one)
+            name = checked_name(one)
             if name in entries:
                 raise DuplicateError(f"two middlewares are called {name!r}; rename one")
             entries[name] = one
         self._entries = entries
         self._hooks = {
-            hook: tuple(name for name, one in entries.items() if _overrides(one, hook))
+            hook: tuple(name for name, one in entries.items() if overrides(one, hook))
             for hook in HOOKS
         }
         handlers = self._hooks["route_message"]
@@ -571,21 +551,6 @@ class MiddlewareStack:
                 await one.post_tool_use(ctx)
             output = ctx.output
         return output
-
-
-def _overrides(one: Middleware, hook: str) -> bool:
-    return getattr(type(one), hook) is not getattr(Middleware, hook)
-
-
-def _checked_name(one: Middleware) -> str:
-    if not isinstance(one, Middleware):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"{one!r} is not a Middleware; subclass trio_agent.Middleware")
-    name = one.name
-    try:
-        check_text(name, name="middleware name", limit=MAX_NAME_BYTES, blank=False)
-    except ValueError as exc:
-        raise ConfigError(f"{type(one).__name__}: {exc}") from None
-    return name
 
 
 @contextmanager
