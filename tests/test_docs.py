@@ -83,6 +83,6 @@ def test_commands_in_the_documents_are_ones_that_the_command_understands() -> No
 
 
 def test_the_readme_and_ci_run_the_tests_with_one_command() -> None:
-    command = "HYPOTHESIS_PROFILE=ci {}python -m pytest -q"
+    command = "HYPOTHESIS_PROFILE=ci {}python -m pytest -q -n auto"
     assert command.format(".venv/bin/") in (ROOT / "README.md").read_text()
     assert command.format("") in (ROOT / ".ci" / "run").read_text()
