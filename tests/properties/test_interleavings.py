@@ -24,6 +24,7 @@ from trio_agent.ambient import Ambient
 from trio_agent.errors import AgentError
 from trio_agent.protocol.events import (
     Event,
+    ExecApprovalRequest,
 )
 from trio_agent.protocol.ops import (
     Abort,
@@ -109,6 +110,7 @@ class Run:
     """One session over several lives."""
 
     draw: Callable[..., Any]
+    attended: bool = False
     store: SlowMemory = attrs.field(factory=SlowMemory)
     world: World = attrs.field(factory=World)
     frontend: Frontend = attrs.field(factory=Frontend)
@@ -138,8 +140,15 @@ class Run:
             recovery=policy,
             max_model_steps=MAX_STEPS,
             shutdown_grace=1.0,
+            on_approval=self.answer if self.attended else None,
             ambient=Ambient(now_ms=self.now_ms, new_id=self.new_id),
         )
+
+    async def answer(self, request: ExecApprovalRequest) -> Decision:
+        """Answer in process, at once or after a while, what frontends may answer as well."""
+        await trio.sleep(self.draw(st.sampled_from([0, 0, 0.3])))
+        decision: Decision = self.draw(st.sampled_from([Approved(), Approved(), Denied()]))
+        return decision
 
     async def live(
         self, store: Any, policy: Recovery, program: Sequence[str], deadline: float
@@ -205,9 +214,11 @@ def run(function: Callable[..., Any], *args: Any) -> None:
     trio.run(function, *args, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-@given(st.data(), st.lists(st.sampled_from(Recovery), min_size=1, max_size=3))
-def test_every_interleaving_tells_one_story(data: st.DataObject, lives: list[Recovery]) -> None:
-    session = Run(data.draw)
+@given(st.data(), st.lists(st.sampled_from(Recovery), min_size=1, max_size=3), st.booleans())
+def test_every_interleaving_tells_one_story(
+    data: st.DataObject, lives: list[Recovery], attended: bool
+) -> None:
+    session = Run(data.draw, attended=attended)
     for policy in lives:
         session.die(policy)
     run(session.settle)
