@@ -5,8 +5,8 @@ Needs Hypothesis (the extra ``testing``).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import attrs
 import trio
@@ -540,6 +540,6 @@ def told(value: Any) -> Any:
         case SessionPage():
             return tuple(map(told, value.sessions))
         case list() | tuple():
-            return [told(one) for one in value]
+            return [told(one) for one in cast("Sequence[Any]", value)]
         case _:
             return value

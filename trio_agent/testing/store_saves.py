@@ -112,6 +112,15 @@ async def check_round_trip(store: CheckpointStore) -> None:
     emptied = following(full, queue=(), pending_tools=(), active_execution=None, states={})
     await store.save(emptied)
     assert await store.load("s") == emptied
+    last = emptied
+    for sizes in ((10,), (10, 20), (10, 20, 90_000), (20,), (90_000, 10), (), (5,)):
+        queue = tuple(
+            QueuedMessage(owner="m", id=f"{size}", boundary="queue", text="x" * size)
+            for size in sizes
+        )
+        last = following(last, queue=queue)
+        await store.save(last)
+        assert await store.load("s") == last, "a queue of any size is kept, in order"
 
 
 async def check_compare_and_set(store: CheckpointStore) -> None:
