@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import trio
 
+from trio_agent import AgentConfig, Interrupt, create_agent
 from trio_agent.errors import ContextOverflowError
 from trio_agent.model.anthropic import Anthropic
 from trio_agent.model.base import ModelRequest
 from trio_agent.model.openai import OpenAIChat, OpenAIResponses
+from trio_agent.protocol.events import AgentMessageDelta, TurnStarted
 from trio_agent.protocol.items import AssistantItem, ReasoningItem, Sealed, UserItem
 
 SERVER = """
@@ -72,7 +74,8 @@ def model(request: Any, server_url: Any, monkeypatch: Any) -> Any:
         monkeypatch.delenv(name.lower(), raising=False)
     make = {"openai-chat": OpenAIChat, "openai": OpenAIResponses, "anthropic": Anthropic}
     base = server_url if request.param == "anthropic" else f"{server_url}/v1"
-    return make[request.param]("any", base_url=base, max_output_tokens=6)
+    limit = 60 if "session" in request.function.__name__ else 6  # long enough to be stopped
+    return make[request.param]("any", base_url=base, max_output_tokens=limit)
 
 
 async def test_it_answers_is_cut_and_answers_again(model: Any) -> None:
@@ -118,3 +121,40 @@ async def test_it_says_in_its_own_words_that_a_request_is_too_large(model: Any) 
     request = ModelRequest(instructions="", items=(UserItem(text="word " * 4_000),))
     with trio.fail_after(120), pytest.raises(ContextOverflowError):
         await model.respond(request, ignore)
+
+
+async def test_a_whole_session_streams_is_interrupted_resumed_and_cancelled(
+    model: Any, tmp_path: Path
+) -> None:
+    """Each opening is a new `create_agent` over one file, as new processes would be."""
+    config = AgentConfig(
+        model=model,
+        system_prompt="Be brief.",
+        checkpoints=tmp_path / "sessions.db",
+        session_id="s",
+    )
+    with trio.fail_after(240):
+        async with create_agent(config) as agent:
+            first = await agent.run("Say hello.")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(agent.run, "Tell me a long story.")
+                turn_id = ""
+                while True:
+                    event = await agent.next_event()
+                    assert event is not None
+                    if isinstance(event.msg, TurnStarted):
+                        turn_id = event.msg.turn_id
+                    elif isinstance(event.msg, AgentMessageDelta) and turn_id != first.turn_id:
+                        break
+                await agent.submit(Interrupt(turn_id=turn_id))
+            await agent.wait_idle()
+        async with create_agent(config) as agent:
+            second = await agent.run("Say it again.")
+            with trio.move_on_after(0.05):
+                await agent.run("And once more, at length.")
+            await agent.wait_idle()
+            third = await agent.run("Bye.")
+
+    for result in (first, second, third):
+        assert result.raise_for_failure().outcome == "completed"
+    assert "".join(result.text for result in (first, second, third)).strip()

@@ -35,8 +35,8 @@ silence; or an end that comes only when the client has gone.
 class Reply:
     """How one request is answered.
 
-    ``before`` fails before the status line: ``"stall"`` or ``"reset"``. ``hold``
-    is awaited before the last chunk.
+    ``before`` fails before the status line: ``"stall"`` or ``"reset"``. Each
+    chunk waits for the event at its place in ``holds``, if there is one.
     """
 
     chunks: Sequence[bytes] = ()
@@ -44,7 +44,7 @@ class Reply:
     headers: Mapping[str, str] = attrs.field(factory=dict[str, str])
     end: End = "end"
     before: Literal["", "stall", "reset"] = ""
-    hold: trio.Event | None = None
+    holds: Sequence[trio.Event] = ()
 
     @classmethod
     def failure(cls, status: int, body: object = None, **headers: str) -> Reply:
@@ -153,9 +153,9 @@ class WireServer:
                 h11.Response(status_code=reply.status, headers=list(headers.items()))
             )
         )
-        for position, chunk in enumerate(reply.chunks, 1):
-            if reply.hold is not None and position == len(reply.chunks):
-                await reply.hold.wait()
+        for position, chunk in enumerate(reply.chunks):
+            if position < len(reply.holds):
+                await reply.holds[position].wait()
             await stream.send_all(connection.send(h11.Data(data=chunk)))
         if reply.end == "end":
             await stream.send_all(connection.send(h11.EndOfMessage()))
