@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import outcome
 import trio
@@ -122,8 +122,6 @@ class TrioHost:
 
 class Moody(Middleware):
     """Raises in the hook that ``mood`` names, once; adds guidance otherwise."""
-
-    name = "moody"
 
     def __init__(self) -> None:
         self.mood: str | None = None
@@ -304,14 +302,14 @@ class AgentMachine(RuleBasedStateMachine):
         """Do something with the open session, and look what became of it."""
 
         async def act() -> None:
-            try:
-                with trio.fail_after(5_000):
-                    await function(*args)
-            except AgentError:
-                with trio.move_on_after(10):  # the session is over: let its block end
-                    await self._over.wait()
-                if not self._over.is_set():
-                    raise
+            with trio.fail_after(5_000):
+                result = await outcome.acapture(function, *args)
+                refused = isinstance(getattr(result, "error", None), AgentError)
+                if refused:  # is the session over? then let its block end
+                    with trio.move_on_after(10):
+                        await self._over.wait()
+                if not refused or not self._over.is_set():
+                    result.unwrap()
 
         self.host.run(act)
         self.host.run(self._settled)
@@ -542,8 +540,8 @@ async def _cancel_when(event_: trio.Event, scope: trio.CancelScope) -> None:
 
 def _leaves(exc: BaseException) -> list[BaseException]:
     if isinstance(exc, BaseExceptionGroup):
-        children: tuple[BaseException, ...] = exc.exceptions
-        return [leaf for child in children for leaf in _leaves(child)]
+        group = cast("BaseExceptionGroup[BaseException]", exc)
+        return [leaf for child in group.exceptions for leaf in _leaves(child)]
     return [exc]
 
 

@@ -16,7 +16,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import attrs
 import trio
@@ -122,7 +122,7 @@ def _be_child(function: Callable[[], Any], writer: int) -> None:
     answer = ("error", "the child never ran")
     try:
         answer = ("result", function())
-    except BaseException:  # a child must never return into its parent's code
+    except BaseException:  # noqa: ASYNC103  # a child must never return into its parent's code
         answer = ("error", traceback.format_exc())
     finally:
         with os.fdopen(writer, "wb") as pipe:
@@ -153,6 +153,8 @@ def die() -> None:
 
 class KillStore(MortalStore):
     """A `MortalStore` whose death is that of the process."""
+
+    writes: int
 
     def _before(self) -> Any:
         self.writes += 1
@@ -216,8 +218,7 @@ def traced(tool: object, trace: Path, moment: Moment | None) -> Tool:
         value = getattr(inner, member, None)
         if value is not None:
             members[member] = staticmethod(value) if callable(value) else value
-    built: Tool = type("Traced", (), members)()
-    return built
+    return cast("Tool", type("Traced", (), members)())
 
 
 @attrs.frozen(kw_only=True)

@@ -220,12 +220,13 @@ class Frontend:
         """Ask again what is unsure, deny every open question, and wait until idle."""
         for name, (op, expect) in list(self.unsure.items()):
             await self.submit(agent, op, name=name, expect=expect)
-        while True:
+        for _ in range(200):
             for question in agent.snapshot().approvals:
                 await self.submit(agent, ExecApproval(question.id, Denied()))
             with trio.move_on_after(30):
                 await agent.wait_idle()
                 return
+        raise AssertionError(f"the session never became idle: {agent.snapshot()}")
 
 
 async def check_story(
