@@ -197,7 +197,13 @@ class Run:
 
     async def check(self) -> None:
         """Compare everything that was written, heard, promised and done."""
-        await check_story(self.store, self.world, self.frontend, max_model_steps=MAX_STEPS)
+        await check_story(
+            self.store,
+            self.world,
+            self.frontend,
+            max_model_steps=MAX_STEPS,
+            steers_join=True,
+        )
         checkpoint = await self.store.load("s")
         assert checkpoint is not None
         assert checkpoint.active_execution is None

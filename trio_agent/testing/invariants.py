@@ -80,11 +80,14 @@ class _Turn:
 class JournalCheck:
     """Reads a journal from its first event and raises `AssertionError` at the first lie.
 
-    ``repeatable`` names the tools that recovery may enter again for one call.
+    ``repeatable`` names the tools that recovery may enter again for one call;
+    ``steers_join`` says that no turn may complete over a steer, which holds where no
+    hook runs at the end of a turn.
     Feed it with `read`, then ask `settle` whether it agrees with the checkpoint.
     """
 
     repeatable: Collection[str] = ()
+    steers_join: bool = False
     sequence: int = 0
     openings: int = 0
     turn_id: str | None = None
@@ -99,6 +102,7 @@ class JournalCheck:
     refused: set[str] = attrs.field(factory=set[str])
     delivered: list[str] = attrs.field(factory=list[str])
     queue: list[tuple[str, str]] = attrs.field(factory=list[tuple[str, str]])
+    missed: set[str] = attrs.field(factory=set[str])
     before: list[tuple[str, str]] = attrs.field(factory=list[tuple[str, str]])
     questions: dict[str, ExecApprovalRequest] = attrs.field(
         factory=dict[str, ExecApprovalRequest]
@@ -178,6 +182,8 @@ class JournalCheck:
         assert len(fresh) <= 1, "two messages entered the queue in one change"
         if fresh and new[-1] != fresh[0]:
             assert new == [name if name in new else fresh[0] for name in old]
+        steers = {name for name, delivery in self.queue if delivery == "steer"}
+        self.missed = {name for name, delivery in queue if delivery != "steer"} & steers
         self.before, self.queue = self.queue, queue
 
     def _start_turn(self, submission_id: str | None, turn_id: str) -> None:

@@ -236,6 +236,7 @@ async def check_story(
     *,
     repeatable: Collection[str] = REPEATABLE,
     max_model_steps: int | None = None,
+    steers_join: bool = False,
 ) -> JournalCheck:
     """Compare everything that was written, heard, promised and done in session ``"s"``.
 
@@ -247,7 +248,7 @@ async def check_story(
     check_checkpoint(checkpoint)
     journal = (await store.events_after(SESSION, 0, 1_000_000)).events
     page = await store.execution_page(SESSION, limit=1_000)
-    check = JournalCheck(repeatable=repeatable)
+    check = JournalCheck(repeatable=repeatable, steers_join=steers_join)
     check.read(journal)
     check.settle(
         checkpoint,
