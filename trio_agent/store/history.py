@@ -13,11 +13,12 @@ import attrs
 
 from trio_agent.errors import ConfigError
 from trio_agent.protocol.items import Item, ToolCallItem, ToolOutputItem, UserItem
+from trio_agent.record import Record
 from trio_agent.state.checkpoint import Checkpoint, ExecutionStats
 
 
-@attrs.frozen
-class Woven:
+@attrs.frozen(eq=False, repr=False)
+class Woven(Record):
     """One new row: an item, and whether the transcript and the context hold it."""
 
     item: Item
@@ -132,8 +133,8 @@ def readable(item: Item) -> str:
             return item.text
 
 
-@attrs.frozen
-class ItemRow:
+@attrs.frozen(eq=False, repr=False)
+class ItemRow(Record):
     """One row of a session's past; rows are numbered 1, 2, 3 … and never deleted one by one."""
 
     added: int
@@ -149,8 +150,8 @@ class ItemRow:
         return self.until is None or self.until > epoch
 
 
-@attrs.frozen
-class Epoch:
+@attrs.frozen(eq=False, repr=False)
+class Epoch(Record):
     """A context epoch: the save that began it, and the first row that it can hold."""
 
     epoch: int

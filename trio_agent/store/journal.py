@@ -18,6 +18,7 @@ from trio_agent.errors import (
 from trio_agent.protocol.codec import ROW_TYPES
 from trio_agent.protocol.events import Event
 from trio_agent.protocol.items import Item
+from trio_agent.record import Record
 from trio_agent.state.checkpoint import (
     Checkpoint,
     ExecutionRecord,
@@ -61,8 +62,8 @@ _SALTS: Final = {tag: kind_salt(tag) for tag in ROW_TYPES}
 _EVENT_COLUMNS: Final = "sequence, at, kind, submission, version, body, sum"
 
 
-@attrs.frozen
-class SessionRow:
+@attrs.frozen(eq=False, repr=False)
+class SessionRow(Record):
     """The numbers of a session."""
 
     id: int

@@ -66,7 +66,7 @@ from trio_agent.store.rows import Head
 from trio_agent.store.sqlite import SqliteCheckpoint
 
 
-@attrs.define
+@attrs.define(eq=False, repr=False)
 class _Claim:
     lease: Lease
     held: bool

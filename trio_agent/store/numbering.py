@@ -32,12 +32,13 @@ from trio_agent.protocol.events import (
 )
 from trio_agent.protocol.items import Phase
 from trio_agent.protocol.limits import MAX_INTEGER
+from trio_agent.record import Record
 
 PHASES: Final[tuple[Phase, ...]] = ("reasoning", "commentary", "final_answer")
 
 
-@attrs.frozen
-class Stream:
+@attrs.frozen(eq=False, repr=False)
+class Stream(Record):
     """What one phase of a step was like while it arrived."""
 
     phase: Phase
@@ -60,7 +61,7 @@ class Stream:
         )
 
 
-@attrs.define
+@attrs.define(eq=False, repr=False)
 class Entry:
     """An event on its way into the journal. ``row`` says whether it leaves a row."""
 

@@ -24,6 +24,7 @@ from typing import Final
 import attrs
 
 from trio_agent.errors import SessionOwnedError
+from trio_agent.record import Record
 from trio_agent.store.base import Lease
 
 RENEW_SECONDS: Final = 5.0
@@ -36,8 +37,8 @@ LEASE_SECONDS: Final = 15.0
 """How long a counter may stand still before its owner counts as dead."""
 
 
-@attrs.frozen
-class Process:
+@attrs.frozen(eq=False, repr=False)
+class Process(Record):
     """One process, as others can recognise it."""
 
     host: str
@@ -78,8 +79,8 @@ def start_time(pid: int) -> str | None:
     return None if state in {b"Z", b"X"} else started.decode()
 
 
-@attrs.frozen
-class Holder:
+@attrs.frozen(eq=False, repr=False)
+class Holder(Record):
     """Who holds a session now."""
 
     session_id: str

@@ -16,7 +16,7 @@ from trio_agent.store.history import Epoch, ItemRow, readable, weave
 from trio_agent.store.numbering import Entry, Stream, settle
 
 
-@attrs.define(kw_only=True)
+@attrs.define(kw_only=True, eq=False, repr=False)
 class RememberedSession:
     """One session as it is now, and its whole past."""
 

@@ -17,6 +17,7 @@ from trio_agent.errors import ConfigError
 from trio_agent.protocol.codec import CODEC_VERSION
 from trio_agent.protocol.events import Draft, Event, ModelStepCompleted, TokenCount
 from trio_agent.protocol.items import Item
+from trio_agent.record import Record
 from trio_agent.state.checkpoint import Checkpoint, ExecutionRecord, QueuedMessage, ToolCall
 from trio_agent.store.base import Lease
 from trio_agent.store.history import weave
@@ -53,8 +54,8 @@ def session_sum(
     return seal(head, seal(stats, seal(small or b"", zlib.crc32(b"%d.%d.%d" % numbers))))
 
 
-@attrs.frozen
-class Parts(Generic[R]):
+@attrs.frozen(eq=False, repr=False)
+class Parts(Record, Generic[R]):
     """Records stored as rows of their own, each under an ordinal that grows with its place."""
 
     rows: tuple[tuple[int, R], ...] = ()
@@ -70,8 +71,8 @@ def numbered(records: Sequence[R]) -> Parts[R]:
     return Parts(tuple(enumerate(records)))
 
 
-@attrs.frozen
-class PartsChange(Generic[R]):
+@attrs.frozen(eq=False, repr=False)
+class PartsChange(Record, Generic[R]):
     """How to get from one `Parts` to the next; ``wipe`` deletes all rows first."""
 
     after: Parts[R]
@@ -109,8 +110,8 @@ def change(
     return PartsChange(Parts(tuple(rows)), deleted=deleted, written=tuple(written))
 
 
-@attrs.frozen(kw_only=True)
-class Base:
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class Base(Record):
     """What this store last saw of a session; a save is compared with it.
 
     ``checkpoint``, ``queue`` and ``calls`` are None if only the numbers are known;
@@ -128,7 +129,7 @@ class Base:
     contents: frozenset[str] = frozenset()
 
 
-@attrs.define(kw_only=True)
+@attrs.define(kw_only=True, eq=False, repr=False)
 class Job:
     """One append, or the journal part of one save; ends with ``events`` or ``error``."""
 
@@ -148,7 +149,7 @@ class Job:
         return tuple(entry.numbered(first + at) for at, entry in enumerate(self.entries))
 
 
-@attrs.define(kw_only=True)
+@attrs.define(kw_only=True, eq=False, repr=False)
 class Save(Job):
     """One save. ``base`` is None for a session that does not exist yet."""
 
