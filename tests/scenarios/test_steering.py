@@ -241,6 +241,7 @@ async def test_a_steer_that_a_hook_rejects_is_refused_and_the_turn_goes_on(
     model = Strict([wait(release), text("one")], "two")
     async with create_agent(configure(model, store, middleware=[Rejects()])) as agent:
         await agent.submit(UserInput(text="go"))
+        await until(agent, TurnStarted)
         receipt = await agent.submit(steer("secret"))
         await agent.submit(steer("fine"))
         release.set()
@@ -264,6 +265,7 @@ async def test_a_steer_whose_hook_raises_is_consumed_and_fails_one_turn_only(
     model = Strict([wait(release), text("one")], "two")
     async with create_agent(configure(model, store, middleware=[Raises()])) as agent:
         await agent.submit(UserInput(text="go"))
+        await until(agent, TurnStarted)
         await agent.submit(steer("poison"))
         release.set()
         await until(agent, TurnAborted)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 import msgspec
@@ -44,7 +44,7 @@ from trio_agent.protocol.events import (
 from trio_agent.protocol.items import Item, ToolCallItem, UserItem
 from trio_agent.protocol.limits import MAX_CAPABILITY_INPUT_BYTES, MAX_TOOL_OUTPUT_BYTES
 from trio_agent.protocol.ops import Abort
-from trio_agent.protocol.text import cut_end, cut_middle, replace_surrogates
+from trio_agent.protocol.text import Json, cut_end, cut_middle, replace_surrogates
 from trio_agent.sandbox.policy import Permissions
 from trio_agent.state.changes import ApprovalAsked, CallEnded, CallsBegan, StateSaved
 from trio_agent.state.checkpoint import Approval, Checkpoint, ToolCall
@@ -152,6 +152,9 @@ class Batch:
         self._asking = set[str]()
         self._failure: Exception | None = None
         self._woken = trio.Event()
+        # Hooks of calls that run side by side run one after another, each on the states
+        # that the one before has left: or one's count would be lost in another's.
+        self._hooks = trio.Lock()
 
     def wake(self) -> None:
         """Make the scheduler look again. Not a checkpoint."""
@@ -317,22 +320,29 @@ class Batch:
     async def _ask_about(self, call: ToolCall) -> bool:
         """Let the hooks decide; return whether somebody else must."""
         opening, turn = self.turn.opening, self.turn
-        registered = opening.catalog.get(call.name)
-        policy = opening.config.policy.value
-        reason = REASON.format(name=call.name, policy=policy)
+        reason = REASON.format(name=call.name, policy=opening.config.policy.value)
         effects = Effects()
-        verdict, rejection = None, ""
-        if opening.stack.has("permission_request"):
+        if not opening.stack.has("permission_request"):
+            return await self._ruled(call, reason, effects, None, "")
+        async with self._hooks:
             turn.activity = "a permission_request hook"
             verdict, rejection = await opening.stack.permission_request(
-                opening.runtime,
-                turn.turn_id,
-                effects,
-                opening.session.checkpoint.states,
-                call,
-                reason,
+                opening.runtime, turn.turn_id, effects, self._states(), call, reason
             )
             effects.items = []
+            return await self._ruled(call, reason, effects, verdict, rejection)
+
+    async def _ruled(
+        self,
+        call: ToolCall,
+        reason: str,
+        effects: Effects,
+        verdict: Literal["allow", "deny"] | None,
+        rejection: str,
+    ) -> bool:
+        """Commit what the hooks decided, or the question; return whether it is one."""
+        opening = self.turn.opening
+        registered = opening.catalog.get(call.name)
         parts: list[Part] = parts_of(effects)
         if verdict == "deny":
             text = texts.DENIED_BY_HOOK.format(reason=rejection)
@@ -349,9 +359,21 @@ class Batch:
                 decided=verdict == "allow",
             )
             parts.append(ApprovalAsked(call_id=call.call_id, approval=approval))
-        await opening.session.commit(*parts, cause=turn.submission_id)
+        # What the hook built on is committed before it, or it would be overwritten later.
+        ends = list(self._ends) if effects.states else []
+        await opening.session.transact(
+            lambda checkpoint: [*self._end_parts(checkpoint, ends), *parts],
+            cause=self.turn.submission_id,
+        )
         self.wake()
         return verdict is None
+
+    def _states(self) -> dict[str, Json]:
+        """Return the states that the next hook finds, also those not committed yet."""
+        states = dict(self.turn.opening.session.checkpoint.states)
+        for end in self._ends:
+            states.update(end.effects.states)
+        return states
 
     async def _answer_in_process(self, call_id: str) -> None:
         """Ask the configured handler; its answer is the same record as a frontend's."""
@@ -423,16 +445,17 @@ class Batch:
         if opening.stack.has("post_tool_use"):
             self._ends.remove(end)
             try:
-                output = await opening.stack.post_tool_use(
-                    opening.runtime,
-                    self.turn.turn_id,
-                    effects,
-                    opening.session.checkpoint.states,
-                    call,
-                    output,
-                    outcome != "finished",
-                )
-                end.output = cut_middle(replace_surrogates(output), MAX_TOOL_OUTPUT_BYTES)
+                async with self._hooks:
+                    output = await opening.stack.post_tool_use(
+                        opening.runtime,
+                        self.turn.turn_id,
+                        effects,
+                        self._states(),
+                        call,
+                        output,
+                        outcome != "finished",
+                    )
+                    end.output = cut_middle(replace_surrogates(output), MAX_TOOL_OUTPUT_BYTES)
             except Exception as exc:
                 self._fail(exc)
             finally:

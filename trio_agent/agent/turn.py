@@ -9,6 +9,7 @@ two saves.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import attrs
 import trio
@@ -314,22 +315,26 @@ class Turn:
             if effects:
                 await session.commit(*parts_of(effects), cause=self.submission_id)
             raise failure
-        if effects.stop_reason is not None:
-            warning = Warning(code="stopped_by_hook", message=effects.stop_reason)
-            end = TurnEnded(
-                outcome="completed",
-                finish_reason="hook",
-                finished_at_ms=self.opening.now_ms(),
-                reason=effects.stop_reason,
-            )
+        if effects.stop_reason is not None and not self._steers(session.checkpoint):
             await self._turn_end_hooks(Ending("completed", "hook"))
-            await session.commit(
-                *parts_of(effects), told(warning), end, cause=self.submission_id
-            )
+            stop = partial(self._stopped, effects, effects.stop_reason)
+            await session.transact(stop, cause=self.submission_id)
             return True
         if effects:
             await session.commit(*parts_of(effects), cause=self.submission_id)
         return bool(self._steers(session.checkpoint))
+
+    def _stopped(self, effects: Effects, reason: str, checkpoint: Checkpoint) -> Sequence[Part]:
+        kept, active = parts_of(effects), checkpoint.active_execution
+        if self._steers(checkpoint) or (active is not None and active.interrupted):
+            return kept  # whoever has spoken meanwhile outranks the hook
+        end = TurnEnded(
+            outcome="completed",
+            finish_reason="hook",
+            finished_at_ms=self.opening.now_ms(),
+            reason=reason,
+        )
+        return [*kept, told(Warning(code="stopped_by_hook", message=reason)), end]
 
     async def _begin_hooked_step(self) -> None:
         session = self.opening.session
