@@ -221,6 +221,16 @@ async def test_framing_makes_no_difference(form: Any, cut: Any) -> None:
     assert sink.pieces == plain.pieces
 
 
+async def test_a_byte_order_mark_costs_no_event(form: WireFormat) -> None:
+    """The first line is then one that counts: no name stands before it."""
+    events = form.events(HELLO)[0 if form is MESSAGES else 1 :]
+    data = b"".join(event[event.index(b"data:") :] for event in events)
+    output = await ask(form, Reply(chunks=[b"\xef\xbb\xbf" + data]))
+
+    assert output.items == (AssistantItem(text="Hello 🙂"),)
+    assert output.usage.input_tokens == 11
+
+
 async def test_characters_cut_in_half_by_escapes_are_joined(form: WireFormat) -> None:
     data = b"".join(form.events(WireAnswer(texts=("aXX", "YYb", "XX", "c"))))
     data = data.replace(b"XX", rb"\ud83d").replace(b"YY", rb"\ude00")
@@ -523,6 +533,7 @@ NO_STREAM = {
     "a page": Reply(headers={"content-type": "text/html"}, chunks=[b"<html>\xff busy</html>"]),
     "another format": Reply(headers={"content-type": "application/json"}, chunks=[b"{}"]),
     "a page as an error": Reply.failure(404, b"<html>\xff nothing</html>"),
+    "an error that calls itself a stream": Reply(status=404, chunks=[b"data: {}\n\n"]),
     "a redirection": Reply.failure(302, b"", location="http://127.0.0.1:9/"),
 }
 

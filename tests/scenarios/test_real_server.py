@@ -29,7 +29,7 @@ params.model.path = sys.argv[1]
 params.port = 0
 params.n_ctx = 1024
 params.n_parallel = 1
-params.cpuparams.n_threads = 2
+params.cpuparams.n_threads = 1  # more would spin against each other on a busy machine
 server = xllamacpp.Server(params)
 print(server.listening_address, flush=True)
 sys.stdin.read()
@@ -74,7 +74,7 @@ def model(request: Any, server_url: Any, monkeypatch: Any) -> Any:
         monkeypatch.delenv(name.lower(), raising=False)
     make = {"openai-chat": OpenAIChat, "openai": OpenAIResponses, "anthropic": Anthropic}
     base = server_url if request.param == "anthropic" else f"{server_url}/v1"
-    limit = 60 if "session" in request.function.__name__ else 6  # long enough to be stopped
+    limit = 16 if "session" in request.function.__name__ else 6  # long enough to be stopped
     return make[request.param]("any", base_url=base, max_output_tokens=limit)
 
 

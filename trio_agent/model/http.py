@@ -307,7 +307,7 @@ class HttpModel:
         self._url = url
         self._headers = {
             "accept": "text/event-stream",
-            "accept-encoding": "identity",
+            "accept-encoding": "identity",  # packed, small events would wait for each other
             "content-type": "application/json",
             **headers,
         }

@@ -169,6 +169,7 @@ def _check_output(output: object, sink: _Sink) -> None:
 
 async def _follow_up(model: Model, first: ModelOutput) -> None:
     """Give the model its own answer back, sealed parts included, and go on."""
+    await trio.lowlevel.checkpoint()
     said = [
         item for item in first.items if isinstance(item, AssistantItem) and item.text.strip()
     ]
@@ -206,6 +207,7 @@ class _EmitError(Exception):
 
 async def _break(model: Model) -> None:
     """Raise in ``emit``; a model that emits nothing has nothing to pass on."""
+    await trio.lowlevel.checkpoint()
     error = _EmitError()
     raised = False
 
