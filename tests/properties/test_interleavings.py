@@ -65,7 +65,7 @@ class SlowMemory(MemoryCheckpoint):
         raise AssertionError("a shield lets nothing through")
 
 
-WORDS = """say steer queue again idle stale interrupt edit cancel
+WORDS = """say steer steer steer queue again idle stale interrupt edit cancel
     approve approve edited deny abort sleep sleep rest"""
 VERBS = st.sampled_from(WORDS.split())
 DECISIONS: dict[str, Decision] = {
