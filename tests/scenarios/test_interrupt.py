@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import trio
@@ -144,6 +145,33 @@ async def test_an_interrupt_says_of_a_call_what_is_known(
     told = texts.READ_ONLY_INTERRUPTED if effect == "read_only" else texts.INTERRUPTED
     assert outputs((await stored(store)).context) == [told, "quick is done", texts.NOT_STARTED]
     assert world.left == ["quick"]
+
+
+class SlowDisk(MemoryCheckpoint):
+    """Takes a second for each save; once begun, it is not cancelled."""
+
+    async def save(self, *args: Any, **kwargs: Any) -> tuple[Event, ...]:
+        await trio.lowlevel.checkpoint()
+        with trio.CancelScope(shield=True):
+            await trio.sleep(1)
+            return await super().save(*args, **kwargs)
+        raise AssertionError("a shield lets nothing through")
+
+
+async def test_what_ended_while_the_interrupt_was_written_keeps_its_result(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    store, world = SlowDisk(), World()
+    tools = (world.tool("quick", seconds=1.5), world.tool("slow", seconds=99))
+    model = Strict([call("quick"), call("slow")], "fine")
+    async with create_agent(configure(model, store, tools=tools)) as agent:
+        await agent.submit(UserInput(text="go"))
+        begin = await until(agent, ToolCallBegin)
+        await trio.sleep(1)
+        await agent.submit(Interrupt(begin.turn_id))  # until half a second after "quick"
+        await agent.wait_idle()
+    assert world.left == ["quick"]
+    assert await outcomes(store) == {"quick": "finished", "slow": "unknown"}
 
 
 async def test_a_tool_that_catches_everything_is_stopped_all_the_same(
