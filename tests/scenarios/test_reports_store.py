@@ -190,9 +190,10 @@ async def test_a_session_of_a_live_process_is_refused_and_of_a_dead_one_taken_ov
                 outcomes = [turn.outcome for turn in await executions(store)]
         finally:
             first.kill()
-            await first.wait()
-            if first.stdout is not None:
-                await first.stdout.aclose()
+            with trio.move_on_after(DEADLINE, shield=True):
+                await first.wait()
+                if first.stdout is not None:
+                    await first.stdout.aclose()
     assert told == ["of the first", "mine"]
     assert outcomes == ["aborted", "completed"]
     assert outputs(model.requests[-1].items) == [texts.UNKNOWN_AFTER_RESTART]

@@ -196,6 +196,7 @@ async def test_bad_arguments_run_nothing_and_are_stored_as_something_valid(
     @tool
     async def write_file(path: str, content: str) -> str:
         written.append(path)
+        await trio.lowlevel.checkpoint()
         return content
 
     script: list[ScriptEntry] = [[call("write_file", raw), stop(reason)], "I see", "still here"]  # type: ignore[arg-type]
