@@ -133,7 +133,7 @@ async def test_a_whole_session_streams_is_interrupted_resumed_and_cancelled(
         checkpoints=tmp_path / "sessions.db",
         session_id="s",
     )
-    with trio.fail_after(240):
+    with trio.fail_after(600):
         async with create_agent(config) as agent:
             first = await agent.run("Say hello.")
             async with trio.open_nursery() as nursery:
