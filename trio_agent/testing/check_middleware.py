@@ -322,7 +322,7 @@ async def _check_hook(
                     if cancelled:
                         scope.cancel(reason="check_middleware: a hook is cancelled")
                     await run(one)
-            except Exception as exc:  # noqa: BLE001  # raised below, where nothing wraps it
+            except Exception as exc:  # raised below, where nothing wraps it
                 failure = exc
         if failure is not None:
             raise failure
