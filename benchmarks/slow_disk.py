@@ -1,4 +1,4 @@
-"""Run a benchmark as if fsync took longer: ``python -m benchmarks.slow_disk MICROSECONDS MODULE …``.
+"""Run any of the scripts here as if every fsync took some milliseconds more."""
 
 Needs gcc; the shim is compiled into a temporary directory.
 """
