@@ -20,7 +20,9 @@ def _install(session: nox.Session, *groups: str) -> None:
 
 def _pytest(session: nox.Session, profile: str, *arguments: str) -> None:
     env = {"HYPOTHESIS_PROFILE": profile}
-    session.run("python", "-m", "pytest", "-q", "-n", "auto", *arguments, *session.posargs, env=env)
+    session.run(
+        "python", "-m", "pytest", "-q", "-n", "auto", *arguments, *session.posargs, env=env
+    )
 
 
 @nox.session

@@ -1,4 +1,4 @@
-"""Run any of the scripts here as if every fsync took some milliseconds more."""
+"""Run a benchmark as if fsync took longer: ``benchmarks.slow_disk MICROSECONDS MODULE …``.
 
 Needs gcc; the shim is compiled into a temporary directory.
 """

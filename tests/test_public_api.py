@@ -27,7 +27,7 @@ PACKAGES = [
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_what_is_exported_exists_and_is_documented(name) -> None:
+def test_what_is_exported_exists_and_is_documented(name: str) -> None:
     package = importlib.import_module(name)
     assert package.__doc__
     assert len(set(package.__all__)) == len(package.__all__)
@@ -38,20 +38,75 @@ def test_what_is_exported_exists_and_is_documented(name) -> None:
 
 
 def test_the_names_of_the_api_are_importable_from_the_top() -> None:
-    names = """
-    create_agent run_agent AgentConfig Agent Receipt TurnResult Snapshot AgentSender
-    UserInput EditQueued CancelQueued Interrupt ExecApproval Approved ApprovedForSession
-    Denied Abort SetModel ResumeSession CapabilityCommand Submission
-    tool Tool ToolContext ToolResult Model ModelRouter ModelRequest ModelOutput
-    SqliteCheckpoint MemoryCheckpoint Checkpoint CheckpointStore Recovery AgentRole
-    SessionContext Sandbox LocalSandbox ApprovalPolicy Middleware MiddlewareStack
-    UserItem AssistantItem ReasoningItem ToolCallItem ToolOutputItem TokenUsage
-    AgentError ConfigError DuplicateError UnknownError BusyError StoppedError
-    SubmissionRejectedError ProviderError StreamInterruptedError AuthError
-    ContextOverflowError StepLimitError SandboxError ToolError CheckpointError
-    StaleSessionError SessionOwnedError StoreVersionError CorruptStoreError
-    SessionBrokenError
-    """.split()
+    names = [
+        "create_agent",
+        "run_agent",
+        "AgentConfig",
+        "Agent",
+        "Receipt",
+        "TurnResult",
+        "Snapshot",
+        "AgentSender",
+        "UserInput",
+        "EditQueued",
+        "CancelQueued",
+        "Interrupt",
+        "ExecApproval",
+        "Approved",
+        "ApprovedForSession",
+        "Denied",
+        "Abort",
+        "SetModel",
+        "ResumeSession",
+        "CapabilityCommand",
+        "Submission",
+        "tool",
+        "Tool",
+        "ToolContext",
+        "ToolResult",
+        "Model",
+        "ModelRouter",
+        "ModelRequest",
+        "ModelOutput",
+        "SqliteCheckpoint",
+        "MemoryCheckpoint",
+        "Checkpoint",
+        "CheckpointStore",
+        "Recovery",
+        "AgentRole",
+        "SessionContext",
+        "Sandbox",
+        "LocalSandbox",
+        "ApprovalPolicy",
+        "Middleware",
+        "MiddlewareStack",
+        "UserItem",
+        "AssistantItem",
+        "ReasoningItem",
+        "ToolCallItem",
+        "ToolOutputItem",
+        "TokenUsage",
+        "AgentError",
+        "ConfigError",
+        "DuplicateError",
+        "UnknownError",
+        "BusyError",
+        "StoppedError",
+        "SubmissionRejectedError",
+        "ProviderError",
+        "StreamInterruptedError",
+        "AuthError",
+        "ContextOverflowError",
+        "StepLimitError",
+        "SandboxError",
+        "ToolError",
+        "CheckpointError",
+        "StaleSessionError",
+        "SessionOwnedError",
+        "StoreVersionError",
+        "CorruptStoreError",
+        "SessionBrokenError",
+    ]
     assert [name for name in names if name not in trio_agent.__all__] == []
 
 
@@ -82,7 +137,9 @@ import trio_agent
 after = {name.partition(".")[0] for name in sys.modules}
 print(*sorted(name for name in after - before if name not in sys.stdlib_module_names))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, text=True
+    )
     assert done.stdout.split() == ["trio_agent"]
 
 

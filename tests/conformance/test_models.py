@@ -15,7 +15,7 @@ from trio_agent.model.demo import DemoModel
 from trio_agent.model.openai import OpenAIChat, OpenAIResponses
 from trio_agent.protocol.items import AssistantItem, Sealed
 from trio_agent.protocol.usage import TokenUsage
-from trio_agent.testing.check_model import check_model
+from trio_agent.testing.model_check import check_model
 from trio_agent.testing.models import OwnParts, ScriptedModel, StrictModel
 from trio_agent.testing.wire_server import (
     FORMATS,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trio_agent.store import MemoryCheckpoint, SqliteCheckpoint
-from trio_agent.testing.check_store import check_store
+from trio_agent.testing.store_check import check_store
 
 
 async def test_memory() -> None:

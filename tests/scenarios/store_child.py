@@ -19,7 +19,7 @@ import trio
 
 from trio_agent.errors import AgentError
 from trio_agent.protocol.events import Draft, Notice
-from trio_agent.protocol.items import AssistantItem, UserItem
+from trio_agent.protocol.items import AssistantItem, Item, UserItem
 from trio_agent.state.checkpoint import Checkpoint
 from trio_agent.store import SqliteCheckpoint
 from trio_agent.store.schema import MIGRATIONS, prepare
@@ -41,7 +41,8 @@ async def save(path: str, *names: str) -> None:
         checkpoint = await store.load(name) or Checkpoint(session_id=name, sequence=-1)
         while True:
             number = checkpoint.sequence + 1
-            added = [UserItem(text=f"{number}"), AssistantItem(text="a" * (number % 7) * 500)]
+            added: list[Item] = [UserItem(text=f"{number}")]
+            added.append(AssistantItem(text="a" * (number % 7) * 500))
             checkpoint = following(checkpoint, *added)
             event = Draft(recorded_at_ms=1, msg=Notice(capability="c", text=f"{number}"))
             await store.save(checkpoint, added, lease=lease, events=[event])

@@ -42,7 +42,7 @@ from trio_agent.protocol.events import (
     TurnComplete,
 )
 from trio_agent.protocol.ops import Decision
-from trio_agent.sandbox.base import ApprovalPolicy
+from trio_agent.sandbox.policy import ApprovalPolicy
 from trio_agent.state.recovery import Recovery
 from trio_agent.store.memory import MemoryCheckpoint
 from trio_agent.testing.models import call

@@ -291,7 +291,7 @@ async def test_a_huge_line_is_bounded_for_the_model_in_memory_and_in_the_store(
     with trio.fail_after(DEADLINE):
         async with shelf.opened() as store:
             tools = (World().tool("dump", output=huge),)
-            config = configure(model, store, tools=tools, context_window=16_000)
+            config = configure(model, store, tools=tools, context_window=8_000)
             tracemalloc.start()
             try:
                 async with create_agent(config) as agent:
@@ -317,7 +317,8 @@ async def test_a_huge_line_is_bounded_for_the_model_in_memory_and_in_the_store(
 async def test_what_fits_no_window_fails_typed_and_a_rewind_makes_the_session_usable(
     shelf: Shelf,
 ) -> None:
-    model = Strict("hello", [call("dump")], "never", "usable")
+    # One output is a quarter of the window at most; six of them fit no more.
+    model = Strict("hello", [call("dump")] * 6, "never", "usable")
     tools = (World().tool("dump", output="x" * 100_000),)
     with trio.fail_after(DEADLINE):
         async with shelf.opened() as store:

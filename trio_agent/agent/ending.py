@@ -23,8 +23,8 @@ class Ending:
         cause: str | None = None,
         failure: Exception | None = None,
     ) -> None:
-        self.outcome = outcome
-        self.finish_reason = finish_reason
+        self.outcome: TurnOutcome = outcome
+        self.finish_reason: FinishReason = finish_reason
         self.reason = reason
         self.cause = cause
         self.failure = failure

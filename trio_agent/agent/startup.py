@@ -288,7 +288,7 @@ def _runtime(
         session_id=config.session_id,
         session_context=checkpoint.session_context,
         metadata=copy.deepcopy(dict(metadata)),
-        role=config.role,
+        role=checkpoint.role,
         model_route=route,
         sender=WeakSender(sender),
         show=show,

@@ -42,7 +42,11 @@ from trio_agent.protocol.events import (
     Warning,  # noqa: A004  # the wire's word
 )
 from trio_agent.protocol.items import Item, ToolCallItem, UserItem
-from trio_agent.protocol.limits import MAX_CAPABILITY_INPUT_BYTES, MAX_TOOL_OUTPUT_BYTES
+from trio_agent.protocol.limits import (
+    MAX_CAPABILITY_INPUT_BYTES,
+    MAX_TOOL_OUTPUT_BYTES,
+    MIN_TOOL_OUTPUT_BYTES,
+)
 from trio_agent.protocol.ops import Abort
 from trio_agent.protocol.text import Json, cut_end, cut_middle, replace_surrogates
 from trio_agent.sandbox.policy import Permissions
@@ -133,7 +137,7 @@ class _End:
         effects: Effects,
     ) -> None:
         self.call = call
-        self.outcome = outcome
+        self.outcome: CallOutcome = outcome
         self.output = output
         self.effects = effects
 
@@ -434,11 +438,18 @@ class Batch:
             report=report,
         )
 
+    def _bounded(self, output: str) -> str:
+        """Return what the model reads of *output*: a small part of its window at most."""
+        opening = self.turn.opening
+        route = opening.session.checkpoint.model_route or opening.router.default_route
+        window = max(MIN_TOOL_OUTPUT_BYTES, opening.window(route))  # a byte a token: a quarter
+        return cut_middle(replace_surrogates(output), min(MAX_TOOL_OUTPUT_BYTES, window))
+
     async def _run_call(self, call: ToolCall) -> None:
         """Run one call and hand in its end. Raises nothing but `Cancelled` and its kind."""
         effects = Effects()
         outcome, output = await self._execute(call)
-        output = cut_middle(replace_surrogates(output), MAX_TOOL_OUTPUT_BYTES)
+        output = self._bounded(output)
         end = _End(call, outcome, output, effects)
         self._ends.append(end)  # from here on it is known, whatever a hook does
         opening = self.turn.opening
@@ -455,7 +466,7 @@ class Batch:
                         output,
                         outcome != "finished",
                     )
-                    end.output = cut_middle(replace_surrogates(output), MAX_TOOL_OUTPUT_BYTES)
+                    end.output = self._bounded(output)
             except Exception as exc:
                 self._fail(exc)
             finally:

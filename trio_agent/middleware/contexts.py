@@ -411,7 +411,7 @@ class PermissionContext(HookContext):
         super().__init__(**common)
         self.call = call
         self.reason = reason
-        self.verdict = verdict
+        self.verdict: Literal["allow", "deny"] | None = verdict
         self.rejection = rejection
 
     def allow(self) -> None:

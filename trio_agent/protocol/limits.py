@@ -55,7 +55,14 @@ MAX_TOOL_CALLS: Final = 128
 MAX_ARGUMENT_BYTES: Final = 4 * 1_048_576
 MAX_MODEL_OUTPUT_BYTES: Final = 16 * 1_048_576
 MAX_TOOL_OUTPUT_BYTES: Final = 40_000
-"""What the model reads of one result; longer texts lose their middle."""
+"""What the model reads of one result; longer texts lose their middle.
+
+In a window of fewer tokens than that, one result has as many bytes as the window has
+tokens: about a quarter of it.
+"""
+
+MIN_TOOL_OUTPUT_BYTES: Final = 1_024
+"""What it reads at least, however small the window."""
 
 MAX_ERROR_MESSAGE_BYTES: Final = 2_048
 """What a user sees of a foreign error text."""

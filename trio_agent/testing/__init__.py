@@ -17,19 +17,19 @@ from trio_agent.testing.mortal import MortalStore, ProcessDied
 if TYPE_CHECKING:
     from trio_agent.testing import strategies
     from trio_agent.testing.agent_machine import AgentMachine
-    from trio_agent.testing.check_middleware import check_middleware
-    from trio_agent.testing.check_model import check_model
-    from trio_agent.testing.check_store import check_store
-    from trio_agent.testing.check_tool import check_tool
+    from trio_agent.testing.middleware_check import check_middleware
+    from trio_agent.testing.model_check import check_model
+    from trio_agent.testing.store_check import check_store
     from trio_agent.testing.store_machine import StoreMachine
+    from trio_agent.testing.tool_check import check_tool
 
 _WHERE = {
     "AgentMachine": "agent_machine",
     "StoreMachine": "store_machine",
-    "check_middleware": "check_middleware",
-    "check_model": "check_model",
-    "check_store": "check_store",
-    "check_tool": "check_tool",
+    "check_middleware": "middleware_check",
+    "check_model": "model_check",
+    "check_store": "store_check",
+    "check_tool": "tool_check",
     "strategies": "strategies",
 }
 

@@ -49,7 +49,7 @@ def test_an_echo_of_the_failure_does_not_hide_it() -> None:
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_a_keyboard_interrupt_comes_before_everything(kind) -> None:
+def test_a_keyboard_interrupt_comes_before_everything(kind: type[BaseException]) -> None:
     stop = kind()
     with pytest.raises(kind) as caught:
         raise_for_caller(BaseExceptionGroup("nursery", [OSError("ours"), stop]), None)

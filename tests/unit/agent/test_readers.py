@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import pytest
 import trio
@@ -35,7 +36,7 @@ async def write(store: MemoryCheckpoint, tail: Tail, *drafts: Draft) -> None:
 
 
 @given(data=st.data())
-def test_readers_at_any_pace_see_every_fact_once_in_order(data) -> None:
+def test_readers_at_any_pace_see_every_fact_once_in_order(data: st.DataObject) -> None:
     """The tail is small, writes and reads interleave, and some events leave no row."""
     sizes = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=12), label="writes")
     starts = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=4), label="readers")
@@ -61,7 +62,9 @@ def test_readers_at_any_pace_see_every_fact_once_in_order(data) -> None:
                 kinds = data.draw(
                     st.lists(st.booleans(), min_size=size, max_size=size), label="rows"
                 )
-                drafts = [draft(f"{n}") if row else transient("w") for n, row in enumerate(kinds)]
+                drafts = [
+                    draft(f"{n}") if row else transient("w") for n, row in enumerate(kinds)
+                ]
                 first = tail.last + 1
                 await write(store, tail, *drafts)
                 facts += [first + n for n, row in enumerate(kinds) if row]
@@ -99,7 +102,7 @@ async def test_pruned_events_are_an_explicit_gap() -> None:
 
 
 @pytest.mark.parametrize("position", [-1, 11, 1.5, "3", None, True])
-def test_an_impossible_position_is_a_clear_error(position) -> None:
+def test_an_impossible_position_is_a_clear_error(position: Any) -> None:
     with pytest.raises(ConfigError):
         check_position(position, 10)
 

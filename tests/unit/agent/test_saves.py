@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from trio_agent import AgentConfig, MemoryCheckpoint, Middleware, create_agent, tool
+from trio_agent.middleware import PreModelContext
+from trio_agent.protocol.events import Event
 from trio_agent.testing.models import ScriptedModel, call, text
 
 
@@ -16,11 +20,11 @@ class Counting(MemoryCheckpoint):
         self.saves = 0
         self.appends = 0
 
-    async def save(self, *args, **kwargs):
+    async def save(self, *args: Any, **kwargs: Any) -> tuple[Event, ...]:
         self.saves += 1
         return await super().save(*args, **kwargs)
 
-    async def append_events(self, *args, **kwargs):
+    async def append_events(self, *args: Any, **kwargs: Any) -> tuple[Event, ...]:
         self.appends += 1
         return await super().append_events(*args, **kwargs)
 
@@ -31,7 +35,7 @@ async def look(x: int) -> str:
     return str(x)
 
 
-async def saves_of(*script, **config) -> int:
+async def saves_of(*script: Any, **config: Any) -> int:
     store = Counting()
     model = ScriptedModel(*script)
     options = AgentConfig(model=model, tools=[look], checkpoints=store, **config)
@@ -50,7 +54,9 @@ async def saves_of(*script, **config) -> int:
         ([[call("no_such_tool", {})], [text("hi")]], 3),
     ],
 )
-async def test_a_turn_costs_two_saves_and_two_more_for_each_step_with_a_tool(script, saves):
+async def test_a_turn_costs_two_saves_and_two_more_for_each_step_with_a_tool(
+    script: list[Any], saves: int
+) -> None:
     assert await saves_of(*script) == saves
 
 
@@ -62,7 +68,7 @@ async def test_a_batch_that_ends_together_shares_its_saves() -> None:
 class Watches(Middleware):
     """Stands before every request, so its commit cannot be merged away."""
 
-    async def pre_model(self, ctx) -> None:
+    async def pre_model(self, ctx: PreModelContext) -> None:
         """Change nothing."""
 
 

@@ -31,7 +31,7 @@ from trio_agent.protocol.limits import (
     MAX_TOOL_OUTPUT_BYTES,
 )
 from trio_agent.state.checkpoint import ToolCall
-from trio_agent.testing.check_middleware import quiet_runtime
+from trio_agent.testing.middleware_check import quiet_runtime
 
 TURN = "turn-1"
 RUNTIME = quiet_runtime()

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from trio_agent.errors import ConfigError, DuplicateError, StoppedError, UnknownError
-from trio_agent.middleware.base import Middleware, PromptSection
+from trio_agent.middleware.base import HOOKS, Middleware, PromptSection
 from trio_agent.middleware.contexts import (
     CommandContext,
     Deliver,
@@ -19,14 +19,14 @@ from trio_agent.middleware.contexts import (
     RuntimeContext,
 )
 from trio_agent.middleware.messages import Messages
-from trio_agent.middleware.stack import HOOKS, MiddlewareStack
+from trio_agent.middleware.stack import MiddlewareStack
 from trio_agent.protocol.events import EventMsg, Notice, TurnComplete, Warning  # noqa: A004
 from trio_agent.protocol.frontend import Block, Command, Contribution, Reference
 from trio_agent.protocol.limits import (
     MAX_NAME_BYTES,
 )
 from trio_agent.protocol.ops import CapabilityCommand, UserInput
-from trio_agent.testing.check_middleware import quiet_runtime
+from trio_agent.testing.middleware_check import quiet_runtime
 from trio_agent.tools.catalog import Catalog
 
 TURN = "turn-1"

@@ -14,8 +14,8 @@ import pytest
 
 from trio_agent.errors import ConfigError, SandboxError, ToolError
 from trio_agent.protocol.limits import MAX_TOOL_OUTPUT_BYTES
-from trio_agent.sandbox.policy import (Permissions)
 from trio_agent.sandbox.local import LocalSandbox
+from trio_agent.sandbox.policy import Permissions
 from trio_agent.sandbox.sandbox import Sandbox
 from trio_agent.tools import files, shell
 from trio_agent.tools.base import DescribedTool, SandboxedTool, ToolContext, ToolResult
