@@ -47,10 +47,9 @@ def raise_for_opener(raised: BaseException, failure: BaseException | None) -> No
         raised: What came out of the opening, perhaps wrapped by a middleware's nursery.
         failure: What went wrong, as it was raised, if it was seen inside of one.
     """
-    if failure is not None and isinstance(raised, BaseExceptionGroup):
-        inside = {id(leaf) for leaf in _leaves(raised)}
-        if inside == {id(leaf) for leaf in _leaves(failure)}:
-            _reraise(failure)
+    inside = {id(leaf) for leaf in _leaves(raised)}
+    if failure is not None and inside == {id(leaf) for leaf in _leaves(failure)}:
+        _reraise(failure)
     _reraise(raised)
 
 
