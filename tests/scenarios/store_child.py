@@ -134,7 +134,7 @@ def run(words: list[str]) -> None:
     try:
         tell("pid", os.getpid())
         trio.run(COMMANDS[words[0]], *words[1:])
-    except BaseException:
+    except BaseException:  # noqa: ASYNC103  # the process ends here
         traceback.print_exc()
         code = 1
     finally:

@@ -146,7 +146,7 @@ def processes_with(marker: str) -> Iterator[int]:
 
 
 async def wait_gone(marker: str) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(5):  # noqa: ASYNC912
         while list(processes_with(marker)):  # noqa: ASYNC110
             await trio.sleep(0.02)
 

@@ -60,7 +60,7 @@ class Guards:
             if self._watches:
                 self._watches[0].wake.set()
 
-    async def _work_until_lost(self, watch: _Watch) -> None:
+    async def _work_until_lost(self, watch: _Watch) -> None:  # noqa: ASYNC910
         self._working = True
         try:
             renewed = float("-inf")

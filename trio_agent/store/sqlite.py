@@ -306,7 +306,7 @@ class SqliteCheckpoint:
                 break
             if now != found:
                 raise now.refusal()
-        return found
+        return found  # noqa: ASYNC910
 
     async def release(self, lease: Lease) -> None:
         """See `CheckpointStore.release`."""
@@ -323,13 +323,13 @@ class SqliteCheckpoint:
             )
         raise found.refusal()
 
-    async def _renew(self) -> None:
+    async def _renew(self) -> None:  # noqa: ASYNC910
         if self._owner is not None:
             await self._write(ownership.renew, self._owner)
 
     async def _held(self) -> Mapping[str, int]:
         if self._owner is None:
-            return {}
+            return {}  # noqa: ASYNC910
         return await self._read(ownership.held, self._owner)
 
     # --- writing

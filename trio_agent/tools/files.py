@@ -342,7 +342,7 @@ async def _present(ctx: ToolContext, path: str) -> bytes | None:  # noqa: ASYNC9
     try:
         return await ctx.require_sandbox().read_bytes(path, limit=MAX_TEXT_FILE_BYTES)
     except SandboxError:
-        return None
+        return None  # noqa: ASYNC910
 
 
 def _text(arguments: Mapping[str, Json], name: str) -> str:

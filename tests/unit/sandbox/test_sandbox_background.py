@@ -116,7 +116,7 @@ async def test_leaving_the_session_ends_them_however(
         async with sandbox.session("s"):
             helper = "sleep 300 &" if bare else "(setsid sleep 300 &);"
             await bind(sandbox).start(f"{helper} echo x > up; exec sleep 300")
-            with trio.fail_after(20):
+            with trio.fail_after(20):  # noqa: ASYNC912
                 while not (world.inside / "up").exists():  # noqa: ASYNC110
                     await trio.sleep(0.01)
             pids.extend(children())
@@ -160,7 +160,7 @@ async def test_a_cancelled_start_leaves_nothing(sandbox: Any) -> None:
     async with sandbox.session("s"):
         with trio.move_on_after(0):
             await bind(sandbox).start("sleep 300")
-        with trio.fail_after(20):
+        with trio.fail_after(20):  # noqa: ASYNC912
             while children():  # noqa: ASYNC110
                 await trio.sleep(0.01)
 

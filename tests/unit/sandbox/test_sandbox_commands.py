@@ -46,7 +46,7 @@ def processes_with(marker: str) -> list[int]:
 
 
 async def wait_none_left(marker: str) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(10):  # noqa: ASYNC912
         while processes_with(marker):  # noqa: ASYNC110
             await trio.sleep(0.01)
 
@@ -229,7 +229,7 @@ class TestNothingIsLeft:
     async def test_after_a_cancellation(self, isolated_marked: Any, marker: Any) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(isolated_marked.run, f"{self.DAEMONS} sleep 300")
-            with trio.fail_after(10):
+            with trio.fail_after(10):  # noqa: ASYNC912
                 while len(processes_with(marker)) < 5:  # noqa: ASYNC110
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
@@ -263,7 +263,7 @@ class TestNothingIsLeft:
         process = subprocess.Popen(  # noqa: ASYNC220
             [sys.executable, "-c", engine], env={**os.environ, "PYTHONPATH": path}
         )
-        with trio.fail_after(30):
+        with trio.fail_after(30):  # noqa: ASYNC912
             while not (world.inside / "up").exists():  # noqa: ASYNC110
                 await trio.sleep(0.02)
         assert processes_with(marker)

@@ -157,7 +157,7 @@ async def test_cancelled_while_waiting_it_did_not_happen(tmp_path: Path) -> None
         with trio.CancelScope() as scope:
             nursery.start_soon(store.save, second(1))
             await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(cancel_soon, scope)
+            nursery.start_soon(cancel_soon, scope)  # noqa: ASYNC111  # it only cancels
             await store.save(second(2))
         assert scope.cancelled_caught
         gate.open.set()
@@ -188,7 +188,7 @@ async def test_cancelled_once_taken_it_is_answered(tmp_path: Path) -> None:
         await trio.testing.wait_all_tasks_blocked()
         first, gate.open = gate.open, trio.Event()
         first.set()
-        while gate.commits != [1, 2]:
+        while gate.commits != [1, 2]:  # noqa: ASYNC110
             await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
