@@ -274,11 +274,8 @@ class Turn:
             await self._begin_hooked_step()
             return
         checkpoint = session.checkpoint
-        check_size(
-            self._size(checkpoint),
-            self.opening.window(self._route(checkpoint)),
-            self._route(checkpoint),
-        )
+        route = self._route(checkpoint)
+        check_size(self._size(checkpoint), self.opening.window(route), route)
 
         def begin(checkpoint: Checkpoint) -> Sequence[Part]:
             if self._steers(checkpoint):

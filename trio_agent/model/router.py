@@ -39,9 +39,6 @@ def out_of_retries(error: ProviderError) -> bool:
     return error.retryable or isinstance(error, AuthError)
 
 
-_DEFAULT_ON: Final = out_of_retries
-
-
 class ModelRouter:
     """Maps route names to models. The first route is the default.
 
@@ -119,7 +116,7 @@ class ModelRouter:
         self,
         route: str,
         *others: str,
-        on: Callable[[ProviderError], bool] = _DEFAULT_ON,
+        on: Callable[[ProviderError], bool] = out_of_retries,
     ) -> None:
         """Go on with *others*, in order, when *route* is out of retries.
 
@@ -157,7 +154,7 @@ class ModelRouter:
                 if name in tried and route in others
             ]
         for origin in origins:
-            others, on = self._fallbacks.get(origin, ((), _DEFAULT_ON))
+            others, on = self._fallbacks.get(origin, ((), out_of_retries))
             for other in others:
                 if other not in tried and on(error):
                     return other
