@@ -8,15 +8,13 @@ import os
 import random
 import signal
 import sqlite3
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio
 
+from tests.scenarios.children import POINTS, Nursery, Tale, nursery
 from trio_agent.errors import CheckpointError, SessionOwnedError
 from trio_agent.protocol.items import UserItem
 from trio_agent.state.checkpoint import Checkpoint
@@ -31,63 +29,20 @@ SLOW_STEPS = tuple(
 )
 """Made-up migrations that take long enough to be killed in."""
 
-CHILD = Path(__file__).with_name("store_child.py")
-POINTS = 200 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 20
+
+@pytest.fixture(name="forking", scope="module")
+def _forking() -> Iterator[Nursery]:
+    with nursery() as one:
+        yield one
 
 
-class Nursery:
-    """The process that forks those that are killed."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(CHILD)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(CHILD.parents[2])},
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.input, self.output = self.process.stdin, self.process.stdout
-
-    def killed(self, pause: float, *command: str, saved: bool = False) -> list[str]:
-        """Run *command*, kill it that long after it began, or first *saved*.
-
-        Returns what it said.
-        """
-        self.input.write(json.dumps([command]) + "\n")
-        self.input.flush()
-        word, pid = self.output.readline().split()
-        assert word == "pid"
-        assert self.output.readline() == "go\n"
-        said = [self.output.readline()] if saved else []
-        time.sleep(pause)  # the random point
-        with contextlib.suppress(ProcessLookupError):  # it was done already
-            os.kill(int(pid), signal.SIGKILL)
-        said += list(iter(self.output.readline, "all ended\n"))
-        assert said.pop() in {f"exit {pid} -9\n", f"exit {pid} 0\n"}
-        return said
-
-    def together(self, *commands: Sequence[str]) -> list[str]:
-        """Run *commands* at the same time; return all that they said, once all have ended."""
-        self.input.write(json.dumps(commands) + "\n")
-        self.input.flush()
-        return list(iter(self.output.readline, "all ended\n"))
-
-    def close(self) -> None:
-        self.input.close()
-        assert self.process.wait() == 0
-        self.output.close()
+@pytest.fixture(name="processes")
+def _processes(forking: Nursery) -> Nursery:
+    forking.tale = Tale()
+    return forking
 
 
-@pytest.fixture(name="nursery_process", scope="module")
-def _nursery_process() -> Iterator[Nursery]:
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
-
-
-def test_saves(tmp_path: Path, nursery_process: Nursery) -> None:
+def test_saves(tmp_path: Path, processes: Nursery) -> None:
     """One file lives through all the kills, and every owner dies with its sessions held."""
     path = tmp_path / "s.db"
     names = ["a", "b", "c"]
@@ -99,41 +54,44 @@ def test_saves(tmp_path: Path, nursery_process: Nursery) -> None:
             for name in names:
                 loaded = await store.load(name)
                 stored = -1 if loaded is None else loaded.sequence
-                assert acknowledged[name] <= stored <= acknowledged[name] + 1
+                assert acknowledged[name] <= stored <= acknowledged[name] + 1, name
                 acknowledged[name] = stored
                 await store.release(await store.claim(name, "heir"))
                 if loaded is not None:
                     page = await store.events_after(name, 0, 100_000)
-                    assert len(page.events) == stored + 1
-                    assert len(loaded.context) == 2 * (stored + 1)
+                    assert len(page.events) == stored + 1, name
+                    assert len(loaded.context) == 2 * (stored + 1), name
 
-    for seed in range(POINTS * 3 // 5):
-        pause = random.Random(seed).uniform(0, 0.12)
-        saved = seed % 2 == 0
-        for line in nursery_process.killed(pause, "save", str(path), *names, saved=saved):
-            word, name, number = line.split()
-            assert word == "saved"
-            acknowledged[name] = max(acknowledged[name], int(number))
-        trio.run(check)
-    assert max(acknowledged.values()) > 0, "no kill came late enough to see a save"
+    with processes.tale.on_failure(path):
+        for seed in range(POINTS * 3 // 5):
+            pause = random.Random(seed).uniform(0, 0.12)
+            saved = seed % 2 == 0
+            for line in processes.killed(pause, "save", str(path), *names, saved=saved):
+                word, name, number = line.split()
+                assert word == "saved"
+                acknowledged[name] = max(acknowledged[name], int(number))
+            trio.run(check)
+            processes.tale.tell(f"seed {seed}: whole, with {acknowledged}")
+        assert max(acknowledged.values()) > 0, "no kill came late enough to see a save"
 
 
-def test_first_creation(tmp_path: Path, nursery_process: Nursery) -> None:
+def test_first_creation(tmp_path: Path, processes: Nursery) -> None:
     """A file whose creator died is created by the next one, or was whole already."""
     for seed in range(POINTS // 5):
         path = tmp_path / f"{seed}.db"
         pause = random.Random(seed).uniform(0, 0.02)
-        nursery_process.killed(pause, "save", str(path), "a")
 
         async def check(path: Path = path) -> None:
             async with SqliteCheckpoint(path) as store:
                 assert await store.verify() == ()
                 await store.claim("a", "heir")
 
-        trio.run(check)
+        with processes.tale.on_failure(path):
+            processes.killed(pause, "save", str(path), "a")
+            trio.run(check)
 
 
-def test_migrations(tmp_path: Path, nursery_process: Nursery) -> None:
+def test_migrations(tmp_path: Path, processes: Nursery) -> None:
     """A step that was killed is repeated; the file ends as a fresh one would."""
     fresh = tmp_path / "fresh.db"
     prepare(fresh, migrations=(*MIGRATIONS, *SLOW_STEPS))
@@ -141,20 +99,20 @@ def test_migrations(tmp_path: Path, nursery_process: Nursery) -> None:
         path = tmp_path / f"{seed}.db"
         prepare(path)
         pause = random.Random(seed).uniform(0, 0.08)
-        nursery_process.killed(pause, "migrate", str(path), *SLOW_STEPS)
-        prepare(path, migrations=(*MIGRATIONS, *SLOW_STEPS))
-        assert schema_of(path) == schema_of(fresh)
+        with processes.tale.on_failure(path):
+            processes.killed(pause, "migrate", str(path), *SLOW_STEPS)
+            prepare(path, migrations=(*MIGRATIONS, *SLOW_STEPS))
+            assert schema_of(path) == schema_of(fresh)
 
 
 def test_eight_processes_eight_sessions_twenty_turns(
-    tmp_path: Path, nursery_process: Nursery
+    tmp_path: Path, processes: Nursery
 ) -> None:
     """They create the file at the same moment, too; nothing fails and nothing is lost."""
     path = tmp_path / "new" / "s.db"
     commands = [("turns", str(path), f"p{number}", "8", "20") for number in range(8)]
-    said = nursery_process.together(*commands)
+    said = processes.together(*commands)
     assert said.count("done\n") == 8
-    assert [line.split()[2] for line in said if line.startswith("exit")] == ["0"] * 8
 
     async def check() -> None:
         async with SqliteCheckpoint(path) as store:
@@ -171,12 +129,12 @@ def test_eight_processes_eight_sessions_twenty_turns(
     trio.run(check)
 
 
-def test_two_migrate_at_once(tmp_path: Path, nursery_process: Nursery) -> None:
+def test_two_migrate_at_once(tmp_path: Path, processes: Nursery) -> None:
     """Each step runs once, whoever runs it."""
     fresh, path = tmp_path / "fresh.db", tmp_path / "s.db"
     prepare(fresh, migrations=(*MIGRATIONS, *SLOW_STEPS))
     prepare(path)
-    said = nursery_process.together(*[("migrate", str(path), *SLOW_STEPS)] * 4)
+    said = processes.together(*[("migrate", str(path), *SLOW_STEPS)] * 4)
     assert said.count("done\n") == 4
     assert schema_of(path) == schema_of(fresh)
 
@@ -186,8 +144,7 @@ class Holder:
 
     def __init__(self, path: Path, session_id: str) -> None:
         self.nursery = Nursery()
-        self.nursery.input.write(json.dumps([["hold", str(path), session_id]]) + "\n")
-        self.nursery.input.flush()
+        self.nursery.write(json.dumps([["hold", str(path), session_id]]))
         word, pid = self.nursery.output.readline().split()
         assert word == "pid"
         self.pid = int(pid)
@@ -197,8 +154,7 @@ class Holder:
         return self.nursery.output.readline().strip()
 
     def save(self) -> None:
-        self.nursery.input.write("save\n")
-        self.nursery.input.flush()
+        self.nursery.write("save")
 
     def close(self) -> None:
         self.nursery.close()
