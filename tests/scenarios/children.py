@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 CHILD = Path(__file__).with_name("store_child.py")
@@ -39,7 +39,7 @@ class Tale:
         self.lines.append(f"{time.monotonic() - self.begun:9.3f} s: {line}")
 
     @contextlib.contextmanager
-    def on_failure(self, *files: Path) -> Iterator[None]:
+    def on_failure(self, *files: Path) -> Generator[None]:
         """Add the tale, and what lies beside *files*, to whatever a block raises."""
         try:
             yield

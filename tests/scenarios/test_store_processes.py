@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -213,7 +213,7 @@ def test_a_stopped_owner_that_was_replaced_writes_nothing(tmp_path: Path) -> Non
 
 
 @contextlib.contextmanager
-def foreign_lock(path: Path) -> Iterator[sqlite3.Connection]:
+def foreign_lock(path: Path) -> Generator[sqlite3.Connection]:
     """Hold the write lock of *path*, as another program might."""
     with contextlib.closing(
         sqlite3.connect(path, isolation_level=None, check_same_thread=False)
