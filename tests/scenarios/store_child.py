@@ -17,12 +17,14 @@ from pathlib import Path
 
 import trio
 
+from trio_agent import AgentConfig, create_agent, tool
 from trio_agent.errors import AgentError
 from trio_agent.protocol.events import Draft, Notice
 from trio_agent.protocol.items import AssistantItem, Item, UserItem
 from trio_agent.state.checkpoint import Checkpoint
 from trio_agent.store import SqliteCheckpoint
 from trio_agent.store.schema import MIGRATIONS, prepare
+from trio_agent.testing.models import ScriptedModel, ScriptEntry, StrictModel, call
 from trio_agent.testing.store_parts import following
 
 
@@ -73,6 +75,40 @@ async def turns(path: str, label: str, sessions: str, count: str) -> None:
     tell("done")
 
 
+async def agents(path: str, label: str, sessions: str, count: str) -> None:
+    """Run *count* turns in each of *sessions* sessions, every second one with a tool.
+
+    Tells each turn as whoever called it heard of it.
+    """
+
+    @tool
+    async def look(at: str) -> str:
+        await trio.lowlevel.checkpoint()
+        return f"looked at {at}"
+
+    async with SqliteCheckpoint(path) as store:
+
+        async def run(name: str) -> None:
+            script: list[ScriptEntry] = []
+            for number in range(int(count)):
+                if number % 2:
+                    script.append([call("look", {"at": f"{number}"})])
+                script.append(f"answer {number}")
+            model = StrictModel(ScriptedModel(*script))
+            config = AgentConfig(model=model, checkpoints=store, session_id=name, tools=(look,))
+            async with create_agent(config) as agent:
+                for number in range(int(count)):
+                    result = await agent.run(f"question {number}")
+                    tell("turn", name, number, result.outcome)
+            if model.refusals:
+                tell("refused", name, *model.refusals)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(int(sessions)):
+                nursery.start_soon(run, f"{label}-{number}")
+    tell("done")
+
+
 async def migrate(path: str, *steps: str) -> None:
     """Bring the file to a made-up version."""
     tell("go")
@@ -108,6 +144,7 @@ async def hold(path: str, name: str) -> None:
 COMMANDS: dict[str, Callable[..., Awaitable[None]]] = {
     "save": save,
     "turns": turns,
+    "agents": agents,
     "migrate": migrate,
     "hold": hold,
 }
