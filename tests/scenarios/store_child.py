@@ -109,6 +109,17 @@ async def agents(path: str, label: str, sessions: str, count: str) -> None:
     tell("done")
 
 
+async def visits(path: str, name: str, count: str) -> None:
+    """Open the file, hold a session for a moment, and close the file, *count* times."""
+    for _ in range(int(count)):
+        store = SqliteCheckpoint(path)
+        try:
+            await store.release(await store.claim(name, "a visitor"))
+        finally:
+            await store.aclose()
+    tell("done")
+
+
 async def migrate(path: str, *steps: str) -> None:
     """Bring the file to a made-up version."""
     tell("go")
@@ -145,6 +156,7 @@ COMMANDS: dict[str, Callable[..., Awaitable[None]]] = {
     "save": save,
     "turns": turns,
     "agents": agents,
+    "visits": visits,
     "migrate": migrate,
     "hold": hold,
 }

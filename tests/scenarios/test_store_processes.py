@@ -129,6 +129,13 @@ def test_eight_processes_eight_sessions_twenty_turns(
     trio.run(check)
 
 
+def test_processes_come_and_go(tmp_path: Path, processes: Nursery) -> None:
+    """Whoever closes the file last empties its log; nobody who opens it then is refused."""
+    path, visits = str(tmp_path / "s.db"), f"{POINTS * 2}"
+    said = processes.together(*[("visits", path, f"p{number}", visits) for number in range(8)])
+    assert said.count("done\n") == 8
+
+
 def test_two_migrate_at_once(tmp_path: Path, processes: Nursery) -> None:
     """Each step runs once, whoever runs it."""
     fresh, path = tmp_path / "fresh.db", tmp_path / "s.db"

@@ -188,7 +188,8 @@ def connect(path: Path, synchronous: Synchronous, *, wait: float) -> sqlite3.Con
         path, timeout=wait, isolation_level=None, check_same_thread=False, cached_statements=256
     )
     try:
-        connection.execute(f"PRAGMA synchronous={synchronous}")
+        # it reads the file, which whoever closes it as the last one holds for a moment
+        waited(lambda: connection.execute(f"PRAGMA synchronous={synchronous}"))
         connection.execute("PRAGMA foreign_keys=ON")
         connection.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
     except BaseException:
