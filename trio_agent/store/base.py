@@ -207,6 +207,9 @@ class CheckpointStore(Protocol):
     async def events_after(self, session_id: str, after: int, limit: int) -> JournalSlice:
         """Return at most *limit* events numbered above *after*, oldest first.
 
+        Fewer, if they are long: ``position`` is where to go on, and it is the end only
+        if it is ``latest_sequence``.
+
         Raises:
             ConfigError: If *after* is negative or beyond the newest number.
             UnknownError: If there is no such session.

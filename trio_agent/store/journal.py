@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, Final, TypeVar, cast
 
 import attrs
@@ -56,6 +56,9 @@ from trio_agent.store.saving import (
 )
 
 T = TypeVar("T")
+
+SLICE_BYTES: Final = 1_048_576
+"""How much of a journal a reader gets at once: whoever is far behind stays small."""
 
 _SALTS: Final = {tag: kind_salt(tag) for tag in ROW_TYPES}
 
@@ -291,19 +294,35 @@ def events_after(
             raise ConfigError(
                 f"session {key!r}: position {after} is beyond the newest event {latest}"
             )
-        rows = connection.execute(
-            f"SELECT {_EVENT_COLUMNS} FROM event WHERE session=? AND sequence>?"  # noqa: S608
-            " ORDER BY sequence LIMIT ?",
-            (session.id, after, limit + 1),
-        ).fetchall()
-    more = len(rows) > limit
-    page = tuple(events(key, rows[:limit]))
+        rows, more = _slice(
+            connection.execute(
+                f"SELECT {_EVENT_COLUMNS} FROM event WHERE session=? AND sequence>?"  # noqa: S608
+                " ORDER BY sequence LIMIT ?",
+                (session.id, after, limit + 1),
+            ),
+            limit,
+        )
+    page = tuple(events(key, rows))
     return JournalSlice(
         events=page,
         position=page[-1].sequence if more else latest,
         latest_sequence=latest,
         pruned_through=session.pruned_through,
     )
+
+
+def _slice(cursor: sqlite3.Cursor, limit: int) -> tuple[list[Any], bool]:
+    """Return the first event rows of *cursor*, and whether it has more of them."""
+    rows: list[Any] = []
+    size = 0
+    with closing(cursor):
+        for row in cursor:
+            if len(rows) == limit or size >= SLICE_BYTES:
+                return rows, True
+            rows.append(row)
+            body = row[5]
+            size += len(body) if isinstance(body, bytes) else 0  # damage is told of later
+    return rows, False
 
 
 def event_page(connection: sqlite3.Connection, key: str, before: int, limit: int) -> EventPage:

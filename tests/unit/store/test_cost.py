@@ -12,11 +12,19 @@ import attrs
 import pytest
 import trio
 
-from trio_agent.protocol.events import AgentMessageDelta, Draft, ModelStepCompleted, TokenCount
+from trio_agent.protocol.events import (
+    AgentMessageDelta,
+    Draft,
+    Event,
+    ModelStepCompleted,
+    Notice,
+    TokenCount,
+)
 from trio_agent.protocol.items import AssistantItem, UserItem
 from trio_agent.protocol.usage import TokenUsage
 from trio_agent.state.checkpoint import Checkpoint, QueuedMessage
 from trio_agent.store import SqliteCheckpoint
+from trio_agent.store.journal import SLICE_BYTES
 from trio_agent.testing.store_parts import begin, draft, following, note, save_turns
 
 
@@ -112,6 +120,31 @@ async def test_reading_costs_what_is_read(tmp_path: Path) -> None:
                 costs[length].append(counter.since())
     for small, large in zip(costs[10], costs[300], strict=True):
         assert large <= small * 1.2 + 5
+
+
+async def test_a_reader_far_behind_gets_no_more_than_it_can_hold(tmp_path: Path) -> None:
+    """Long events come a few at a time, each once; one is always among them.
+
+    Mutant: without the bound, a slice held as much as its 256 longest events.
+    """
+    async with SqliteCheckpoint(tmp_path / "s.db", synchronous="NORMAL") as store:
+        await begin(store)
+        for number in range(9):
+            await store.append_events("s", [note(f"{number}" * (SLICE_BYTES * number // 4))])
+        found: list[Event] = []
+        position = 0
+        while True:
+            part = await store.events_after("s", position, 100)
+            sizes = [
+                len(event.msg.text) for event in part.events if isinstance(event.msg, Notice)
+            ]
+            assert sizes
+            assert sum(sizes[:-1]) <= SLICE_BYTES
+            found += part.events
+            position = part.position
+            if position == part.latest_sequence:
+                break
+        assert [event.sequence for event in found] == list(range(1, 10))
 
 
 def size_of(path: Path) -> int:
