@@ -15,7 +15,6 @@ import pytest
 import trio
 
 from trio_agent.errors import CheckpointError, ConfigError, CorruptStoreError, StoreVersionError
-from trio_agent.protocol.events import Draft, Notice
 from trio_agent.protocol.items import AssistantItem
 from trio_agent.state.checkpoint import Checkpoint, QueuedMessage
 from trio_agent.store import MemoryCheckpoint, SqliteCheckpoint
@@ -267,22 +266,6 @@ async def test_backup_while_in_use(tmp_path: Path) -> None:
             assert len(loaded.context) == 2 * loaded.sequence
             assert await copy.load_state("global", "k") == 1
             await copy.claim("s", "another")
-
-
-async def test_the_log_stays_bounded_while_a_reader_never_finishes(tmp_path: Path) -> None:
-    """A reader holds nothing between two pages, so the log is emptied behind it."""
-    path = tmp_path / "s.db"
-    async with SqliteCheckpoint(path, synchronous="NORMAL") as store:
-        checkpoint = await begin(store)
-        largest = 0
-        for _ in range(150):
-            item = AssistantItem(text="x" * 100_000)
-            checkpoint = following(checkpoint, item)
-            event = Draft(recorded_at_ms=1, msg=Notice(capability="c", text="x"))
-            await store.save(checkpoint, [item], events=[event])
-            await store.events_after("s", 0, 1)
-            largest = max(largest, path.with_name("s.db-wal").stat().st_size)
-        assert largest < 8_000_000
 
 
 async def test_files_are_private_and_leave_no_trace(tmp_path: Path) -> None:

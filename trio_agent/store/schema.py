@@ -22,15 +22,13 @@ from typing import Final, Literal, TypeAlias, TypeVar
 
 from trio_agent.errors import CheckpointError, StoreVersionError
 from trio_agent.store.faults import BUSY_SECONDS, is_busy
+from trio_agent.store.log_size import WAL_BYTES
 
 APPLICATION_ID: Final = 0x7472696F
 """``"trio"`` in ASCII; SQLite keeps it in the file's header."""
 
 OLDEST_SQLITE: Final = (3, 38, 0)
 """``RETURNING``, window functions and ``unixepoch``; Python 3.11 ships with newer ones."""
-
-WAL_BYTES: Final = 16 * 1_048_576
-"""What a log keeps of its length once its pages have been moved into the file."""
 
 MIGRATION_SECONDS: Final = 60.0
 """How long an opener waits for another process that creates or migrates the file."""

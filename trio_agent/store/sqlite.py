@@ -54,6 +54,7 @@ from trio_agent.store.commit import GroupCommit, threads_let_in
 from trio_agent.store.faults import BUSY_SECONDS, is_busy, told
 from trio_agent.store.guarding import Guards
 from trio_agent.store.ledger import Ledger, RebaseNeededError
+from trio_agent.store.log_size import LogWatch
 from trio_agent.store.numbering import arrange
 from trio_agent.store.ownership import Holder, Process
 from trio_agent.store.saving import Base, Job, prepare_append, prepare_save
@@ -124,6 +125,7 @@ class SqliteCheckpoint:
         self._bases: OrderedDict[str, Base] = OrderedDict()
         self._group = GroupCommit(self._write_jobs)
         self._guards = Guards(self._renew, self._held)
+        self._log = LogWatch(self._path)
 
     @property
     def path(self) -> Path:
@@ -222,6 +224,7 @@ class SqliteCheckpoint:
                 job.error = exc
             return
         ledger.commit(jobs)
+        self._log.look()
         for job in jobs:
             if job.error is not None:
                 self._doubt(job.error)
