@@ -61,8 +61,8 @@ def check_json(value: Json, *, name: str, depth: int = 0) -> None:
     """
     if depth > MAX_JSON_DEPTH:
         raise ValueError(f"{name} is nested deeper than {MAX_JSON_DEPTH}")
-    if value is None or isinstance(value, bool):
-        return
+    if value is None or isinstance(value, bool) or (type(value) is str and value.isascii()):
+        return  # most are: every save of a call comes here, so the usual goes first
     if isinstance(value, int):
         if value.bit_length() > MAX_INTEGER_BITS:
             raise ValueError(f"{name} holds a number of more than {MAX_INTEGER_BITS} bits")
@@ -75,7 +75,7 @@ def check_json(value: Json, *, name: str, depth: int = 0) -> None:
     elif isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{name} holds {value}, which is not JSON")
-    elif isinstance(value, Mapping):
+    elif isinstance(value, (dict, Mapping)):
         for key, member in cast("Mapping[object, Json]", value).items():
             if not isinstance(key, str):
                 raise ValueError(f"{name} has a key that is not text: {key!r}")  # noqa: TRY004

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
 import attrs
@@ -238,45 +238,54 @@ def validate_checkpoint(checkpoint: Checkpoint) -> None:
 
 
 def _problem(checkpoint: Checkpoint) -> str | None:
-    execution, step = checkpoint.active_execution, checkpoint.active_model_step
     if checkpoint.version != CHECKPOINT_VERSION:
         return f"checkpoint version {checkpoint.version}, expected {CHECKPOINT_VERSION}"
     if checkpoint.sequence < 0 or checkpoint.context_epoch < 0:
         return "a counter is negative"
+    return (
+        _problem_of_the_turn(checkpoint)
+        or (_problem_of_calls(checkpoint.pending_tools) if checkpoint.pending_tools else None)
+        or (_problem_of_the_queue(checkpoint) if checkpoint.queue else None)
+    )
+
+
+def _problem_of_the_turn(checkpoint: Checkpoint) -> str | None:
+    execution, step = checkpoint.active_execution, checkpoint.active_model_step
     if execution is None:
         if step is not None:
             return "a model step is active without a turn"
         if checkpoint.pending_tools:
             return "tool calls are pending without a turn"
-        if any(message.boundary == "steer" for message in checkpoint.queue):
-            return "a steer waits without a turn"
-    else:
-        if not execution.turn_id.strip() or not execution.submission_id.strip():
-            return "the active turn has a blank id"
-        if execution.failed_tool_calls > execution.tool_calls:
-            return "more failed tool calls than tool calls"
-        if step is not None and not step.step_id.strip():
-            return "the active model step has a blank id"
-        if execution.completing is not None and (step or checkpoint.pending_tools):
-            return "a completing turn has a model step or tool calls"
+        return None
+    if not execution.turn_id.strip() or not execution.submission_id.strip():
+        return "the active turn has a blank id"
+    if execution.failed_tool_calls > execution.tool_calls:
+        return "more failed tool calls than tool calls"
+    if step is not None and not step.step_id.strip():
+        return "the active model step has a blank id"
+    if execution.completing is not None and (step or checkpoint.pending_tools):
+        return "a completing turn has a model step or tool calls"
     if step is not None and checkpoint.pending_tools:
         return "a model step is active while tool calls are pending"
-    ids = [call.call_id for call in checkpoint.pending_tools]
-    if len(set(ids)) < len(ids):
+    return None
+
+
+def _problem_of_calls(calls: Sequence[ToolCall]) -> str | None:
+    if len({call.call_id for call in calls}) < len(calls):
         return "two pending calls have one id"
-    if len(checkpoint.queue) > MAX_QUEUED_MESSAGES:
-        return f"{len(checkpoint.queue)} queued messages; at most {MAX_QUEUED_MESSAGES}"
-    if any(
-        message.boundary == "steer" and message.turn_id != checkpoint.turn_id
-        for message in checkpoint.queue
-    ):
-        return "a steer waits for a turn that does not run"
-    if any(
-        (call.status == "ended") != (call.outcome is not None)
-        for call in checkpoint.pending_tools
-    ):
+    if any((call.status == "ended") != (call.outcome is not None) for call in calls):
         return "a call has an outcome and no end, or an end and no outcome"
-    waiting = [(message.owner, message.id) for message in checkpoint.queue]
-    if len(set(waiting)) < len(waiting):
+    return None
+
+
+def _problem_of_the_queue(checkpoint: Checkpoint) -> str | None:
+    queue = checkpoint.queue
+    if len(queue) > MAX_QUEUED_MESSAGES:
+        return f"{len(queue)} queued messages; at most {MAX_QUEUED_MESSAGES}"
+    turn = checkpoint.turn_id
+    for message in queue:
+        if message.boundary == "steer" and (turn is None or message.turn_id != turn):
+            return "a steer waits for a turn that does not run"
+    if len({(message.owner, message.id) for message in queue}) < len(queue):
         return "two queued messages have one id"
     return None

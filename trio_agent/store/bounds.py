@@ -54,7 +54,8 @@ def check_save(
         CorruptStoreError: If *checkpoint* breaks a rule.
         ConfigError: If it holds something that is not JSON, or *execution* is not its own.
     """
-    check_id(checkpoint.session_id)
+    if previous is None:
+        check_id(checkpoint.session_id)
     validate_checkpoint(checkpoint)
     if checkpoint.sequence > MAX_INTEGER or checkpoint.context_epoch > MAX_INTEGER:
         raise CorruptStoreError(f"session {checkpoint.session_id!r}: a counter is too large")

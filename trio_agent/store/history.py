@@ -8,6 +8,7 @@ at any earlier save can be told, and a rewind only closes rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import is_
 
 import attrs
 
@@ -17,38 +18,32 @@ from trio_agent.record import Record
 from trio_agent.state.checkpoint import Checkpoint, ExecutionStats
 
 
-@attrs.frozen(eq=False, repr=False)
-class Woven(Record):
-    """One new row: an item, and whether the transcript and the context hold it."""
-
-    item: Item
-    shown: bool
-    held: bool
-
-
-def weave(delta: Sequence[Item], tail: Sequence[Item]) -> list[Woven]:
+def weave(delta: Sequence[Item], tail: Sequence[Item]) -> list[tuple[Item, bool, bool]]:
     """Merge what the transcript and the context gained, in both orders.
 
-    An item that both gained becomes one row. Where their orders contradict each
-    other it becomes two, which is correct, only larger.
+    Returns the new rows: an item, whether the transcript shows it, whether the context
+    holds it. An item that both gained becomes one row. Where their orders contradict
+    each other it becomes two, which is correct, only larger.
     """
-    rows: list[Woven] = []
+    if len(delta) == len(tail) and all(map(is_, delta, tail)):
+        return [(item, True, True) for item in delta]
+    rows: list[tuple[Item, bool, bool]] = []
     pending = {id(item) for item in tail}
     mine, theirs = 0, 0
     while mine < len(delta) and theirs < len(tail):
         shown, held = delta[mine], tail[theirs]
         if shown is held or shown == held:
-            rows.append(Woven(shown, shown=True, held=True))
+            rows.append((shown, True, True))
             mine, theirs = mine + 1, theirs + 1
         elif id(shown) in pending:
-            rows.append(Woven(held, shown=False, held=True))
+            rows.append((held, False, True))
             theirs += 1
             pending.discard(id(held))
         else:
-            rows.append(Woven(shown, shown=True, held=False))
+            rows.append((shown, True, False))
             mine += 1
-    rows += [Woven(item, shown=True, held=False) for item in delta[mine:]]
-    rows += [Woven(item, shown=False, held=True) for item in tail[theirs:]]
+    rows += [(item, True, False) for item in delta[mine:]]
+    rows += [(item, False, True) for item in tail[theirs:]]
     return rows
 
 

@@ -15,7 +15,6 @@ from trio_agent.errors import (
     ProtocolError,
     UnknownError,
 )
-from trio_agent.protocol.codec import ROW_TYPES
 from trio_agent.protocol.events import Event
 from trio_agent.protocol.items import Item
 from trio_agent.record import Record
@@ -48,8 +47,8 @@ from trio_agent.store.saving import (
     QUEUE,
     Base,
     Parts,
-    event_salt,
-    kind_salt,
+    event_sum,
+    item_sum,
     label_sum,
     seal,
     session_sum,
@@ -59,8 +58,6 @@ T = TypeVar("T")
 
 SLICE_BYTES: Final = 1_048_576
 """How much of a journal a reader gets at once: whoever is far behind stays small."""
-
-_SALTS: Final = {tag: kind_salt(tag) for tag in ROW_TYPES}
 
 _EVENT_COLUMNS: Final = "sequence, at, kind, submission, version, body, sum"
 
@@ -78,12 +75,13 @@ class SessionRow(Record):
     length: int
     items: int
     event_sequence: int
+    token_sequence: int
     pruned_through: int
 
 
 _SESSION: Final = (
     "SELECT id, key, sequence, first_sequence, epoch, start, length, items, event_sequence,"
-    " pruned_through FROM session WHERE key=?"
+    " token_sequence, pruned_through FROM session WHERE key=?"
 )
 
 
@@ -130,6 +128,9 @@ def base_of(session: SessionRow) -> Base:
         epoch=session.epoch,
         start=session.start,
         length=session.length,
+        items=session.items,
+        events=session.event_sequence,
+        tokens=session.token_sequence,
     )
 
 
@@ -231,7 +232,7 @@ def items(key: str, rows: Iterable[tuple[int, str, int, bytes, int]]) -> list[It
     n = 0
     try:
         for n, kind, version, body, check in rows:  # noqa: B007  # named by the error
-            _check(seal(body, _SALTS.get(kind, 0)), check)
+            _check(item_sum(kind, body), check)
             found.append(cast("Item", read_row(kind, version, body)))
     except (ProtocolError, TypeError) as exc:
         raise _damaged(key, f"item {n}", exc) from exc
@@ -250,7 +251,7 @@ def events(
     sequence = 0
     try:
         for sequence, at, kind, submission, version, body, check in rows:
-            _check(seal(body, event_salt(kind, sequence, at, submission)), check)
+            _check(event_sum(kind, body, sequence, at, submission), check)
             msg: Any = read_row(kind, version, body)
             found.append(
                 Event(sequence=sequence, recorded_at_ms=at, submission_id=submission, msg=msg)

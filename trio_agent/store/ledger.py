@@ -5,13 +5,16 @@ Rules:
 1.  The first statement of each job is its compare-and-set. It names everything that
     the job was worked out from, so what follows can rely on it; a job that loses
     writes nothing, and the others of its batch do not notice.
-2.  Numbers come from the row that the compare-and-set returned, never from memory.
+2.  Of what is stored, memory is trusted as far as the compare-and-set names it: nothing
+    but a save, which raises the sequence, changes rows of items; nothing but an event,
+    which raises its own sequence, changes the journal.
 3.  Rows of all jobs are collected and written table by table. What must be read
     back (the deltas of a step) is written before.
 """
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -40,26 +43,22 @@ from trio_agent.store.saving import (
     Job,
     PartsChange,
     Save,
-    event_salt,
+    event_sum,
     seal,
 )
 from trio_agent.store.schema import waited
 
 _SET: Final = (
-    "UPDATE session SET sequence=?, epoch=?, start=CASE WHEN ? THEN items+1 ELSE start END,"
-    " length=?, items=items+?, event_sequence=event_sequence+?, token_before=token_sequence,"
-    " token_sequence=CASE WHEN ?>0 THEN event_sequence+? ELSE token_sequence END,"
-    " updated_at_ms=?, version=?, head=?, stats=?, small=?, sum=?"
+    "UPDATE session SET sequence=?, epoch=?, start=?, length=?, items=?, event_sequence=?,"
+    " token_sequence=?, version=?, head=?, stats=?, small=?, sum=?, updated_at_ms=?"
 )
-_WHERE: Final = " WHERE id=? AND key=? AND sequence=? AND epoch=? AND length=?"
+_WHERE: Final = " WHERE id=? AND sequence=? AND event_sequence=?"
 _LEASED: Final = " AND ?=(SELECT incarnation FROM claim WHERE claim.key=session.key)"
-_RETURNING: Final = " RETURNING items, event_sequence, token_before, start"
 _ADVANCE: Final = {
     (moved, leased): _SET
     + (", changed=?" if moved else "")
     + _WHERE
     + (_LEASED if leased else "")
-    + _RETURNING
     for moved in (False, True)
     for leased in (False, True)
 }
@@ -69,14 +68,14 @@ _CREATE: Final = (
     " sum) VALUES(?,?,?,?,1,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT(key) DO NOTHING RETURNING id"
 )
 _GROW: Final = (
-    "UPDATE session SET event_sequence=event_sequence+?, token_before=token_sequence,"
+    "UPDATE session SET event_sequence=event_sequence+?,"
     " token_sequence=CASE WHEN ?>0 THEN event_sequence+? ELSE token_sequence END WHERE key=?"
 )
-_GROWN: Final = " RETURNING id, event_sequence, token_before"
+_GROWN: Final = " RETURNING id, event_sequence"
 _APPEND: Final = {False: _GROW + _GROWN, True: _GROW + _LEASED + _GROWN}
 _WRITES: Final = {
     "epoch": "INSERT INTO epoch VALUES(?,?,?,?)",
-    "item": "INSERT INTO item VALUES(?,?,?,?,?,?,?,?,?,?)",
+    "item": "INSERT INTO item VALUES(?,?,?,?,?,NULL,?,?,?,?)",
     "part_gone": "DELETE FROM part WHERE session=? AND slot=? AND ordinal=?",
     "part": "INSERT OR REPLACE INTO part VALUES(?,?,?,?,?,?)",
     "event": "INSERT INTO event VALUES(?,?,?,?,?,?,?,?,?,?)",
@@ -125,6 +124,7 @@ class Ledger:
         self._touched: set[int] = set()
         self._newest = 0
         self._changed = 0
+        self._now = 0
 
     def close(self) -> None:
         """Close the connection."""
@@ -167,6 +167,7 @@ class Ledger:
         for rows in self._rows.values():
             rows.clear()  # what a transaction that failed has left
         self._touched.clear()
+        self._now = self.now_ms()
         newest = self.connection.execute(
             "SELECT id, changed FROM session ORDER BY changed DESC LIMIT 1"
         )
@@ -183,56 +184,41 @@ class Ledger:
 
     def _save(self, job: Save) -> None:
         checkpoint, base = job.checkpoint, job.base
-        begins = base is None or base.epoch != checkpoint.context_epoch
         if base is None:
-            last, before = self._create(job), 0
+            self._create(job)
         else:
-            last, before = self._advance(job, base, begins=begins)
-        row = job.row
-        if begins:
+            self._advance(job, base)
+        row, sequence, rows = job.row, checkpoint.sequence, self._rows
+        if job.begins:
             if base is not None:
-                if row in self._touched:
-                    self._flush()
                 self.connection.execute(
                     "UPDATE item SET until=? WHERE session=? AND n>=? AND n<?"
                     " AND since IS NOT NULL AND until IS NULL",
                     (checkpoint.context_epoch, row, base.start, job.start),
                 )
-            epoch = (row, checkpoint.context_epoch, checkpoint.sequence, job.start)
-            self._rows["epoch"].append(epoch)
-        n = last - len(job.items)
+            rows["epoch"].append((row, checkpoint.context_epoch, sequence, job.start))
+        n = job.last - len(job.items)
         for shown, since, kind, body, check in job.items:
             n += 1
-            self._rows["item"].append(
-                (
-                    row,
-                    n,
-                    checkpoint.sequence,
-                    shown,
-                    since,
-                    None,
-                    kind,
-                    CODEC_VERSION,
-                    body,
-                    check,
-                )
+            rows["item"].append(
+                (row, n, sequence, shown, since, kind, CODEC_VERSION, body, check)
             )
         self._parts(row, QUEUE, job.queue)
         self._parts(row, CALLS, job.calls)
         for slot, ordinal, body, check in job.parts:
-            self._rows["part"].append((row, slot, ordinal, CODEC_VERSION, body, check))
+            rows["part"].append((row, slot, ordinal, CODEC_VERSION, body, check))
         self._label(job)
         if job.execution is not None:
-            self._rows["execution"].append(
-                (row, checkpoint.sequence, CODEC_VERSION, job.execution, seal(job.execution))
+            rows["execution"].append(
+                (row, sequence, CODEC_VERSION, job.execution, seal(job.execution))
             )
         for digest, text in job.contents.items():
-            self._rows["content"].append((digest, text, seal(text.encode())))
-            self._rows["content_use"].append((row, digest))
-        self._journal(job, row, before)
+            rows["content"].append((digest, text, seal(text.encode())))
+            rows["content_use"].append((row, digest))
+        self._journal(job, row, 0 if base is None else base.tokens)
 
-    def _create(self, job: Save) -> int:
-        """Insert the session's row; return the number of its last item."""
+    def _create(self, job: Save) -> None:
+        """Insert the session's row."""
         if job.lease is not None and self._incarnation(job.key) != job.lease:
             raise _lost_lease(job)
         checkpoint = job.checkpoint
@@ -249,7 +235,7 @@ class Ledger:
                 len(job.entries),
                 job.token_offset,
                 self._changed,
-                self.now_ms(),
+                self._now,
                 CODEC_VERSION,
                 job.head,
                 job.stats,
@@ -260,60 +246,57 @@ class Ledger:
         if created is None:
             raise RebaseNeededError
         (job.row,) = created
-        job.start = 1
-        job.first = 1
         self._newest = job.row
-        return len(job.items)
 
-    def _advance(self, job: Save, base: Base, *, begins: bool) -> tuple[int, int]:
-        """Compare and set; return the numbers of the last item and of the old token count."""
+    def _advance(self, job: Save, base: Base) -> None:
+        """Compare and set."""
         checkpoint = job.checkpoint
         moved = self._newest != base.row
         values: list[Any] = [
             checkpoint.sequence,
             checkpoint.context_epoch,
-            begins,
+            job.start,
             len(checkpoint.context),
-            len(job.items),
-            len(job.entries),
-            job.token_offset,
-            job.token_offset,
-            self.now_ms(),
+            job.last,
+            base.events + len(job.entries),
+            job.token_sequence or base.tokens,
             CODEC_VERSION,
             job.head,
             job.stats,
             job.small,
             job.sum,
+            self._now,
         ]
         if moved:
             values.append(self._changed + 1)
-        values += [base.row, job.key, checkpoint.sequence - 1, base.epoch, base.length]
+        values += (base.row, base.sequence, base.events)
         if job.lease is not None:
             values.append(job.lease)
         statement = _ADVANCE[moved, job.lease is not None]
-        stored = self.connection.execute(statement, values).fetchone()
-        if stored is None:
+        if self.connection.execute(statement, values).rowcount != 1:
             raise self._why_lost(job)
         if moved:
             self._changed += 1
             self._newest = base.row
-        last, events, before, job.start = stored
-        job.row = base.row
-        job.first = events - len(job.entries) + 1
-        return last, before
 
     def _append(self, job: Job) -> None:
+        before = 0
+        if job.token_offset:
+            found = self.connection.execute(
+                "SELECT token_sequence FROM session WHERE key=?", (job.key,)
+            ).fetchone()
+            before = found[0] if found else 0
         values: list[Any] = [len(job.entries), job.token_offset, job.token_offset, job.key]
         if job.lease is not None:
             values.append(job.lease)
         statement = _APPEND[job.lease is not None]
         stored = self.connection.execute(statement, values).fetchone()
         if stored is None:
-            found = self.connection.execute("SELECT 1 FROM session WHERE key=?", (job.key,))
-            if found.fetchone() is None:
+            known = self.connection.execute("SELECT 1 FROM session WHERE key=?", (job.key,))
+            if known.fetchone() is None:
                 raise UnknownError(f"there is no session {job.key!r}")
             raise _lost_lease(job)
-        row, events, before = stored
+        row, events = stored
         job.first = events - len(job.entries) + 1
         self._journal(job, row, before)
 
@@ -336,8 +319,6 @@ class Ledger:
 
     def _parts(self, row: int, slot: int, parts: PartsChange[Any]) -> None:
         if parts.wipe:
-            if row in self._touched:
-                self._flush()
             self.connection.execute("DELETE FROM part WHERE session=? AND slot=?", (row, slot))
         for ordinal in parts.deleted:
             self._rows["part_gone"].append((row, slot, ordinal))
@@ -364,46 +345,46 @@ class Ledger:
             )
 
     def _journal(self, job: Job, row: int, token_before: int) -> None:
-        def stored(step_id: str) -> list[Stream]:
-            if row in self._touched:
-                self._flush()
-            found = self.connection.execute(
-                "SELECT stream FROM event INDEXED BY event_step WHERE session=? AND step=?"
-                " ORDER BY sequence",
-                (row, step_id),
-            )
-            return [Stream(*msgspec.json.decode(text)) for (text,) in found]
-
-        for step_id in settle(job.entries, stored):
-            self._rows["delta_gone"].append((row, step_id))
+        if job.completes:
+            for step_id in settle(job.entries, functools.partial(self._streams, row)):
+                self._rows["delta_gone"].append((row, step_id))
         if job.token_offset:
             self._rows["token_gone"].append((row, token_before))
         events = self._rows["event"]
-        for at, entry in enumerate(job.entries):
-            sequence = job.first + at
-            msg = entry.msg
+        for sequence, entry in enumerate(job.entries, job.first):
+            msg, submission = entry.msg, entry.submission_id
             if isinstance(msg, SubmissionAccepted):
-                accepted = (row, entry.submission_id, sequence, msg.digest)
-                self._rows["receipt"].append(accepted)
+                self._rows["receipt"].append((row, submission, sequence, msg.digest))
             if not entry.row:
                 continue
-            body = job.bodies[at] or write_row(msg)
-            salt = event_salt(msg.tag, sequence, entry.at_ms, entry.submission_id)
+            kind, at_ms = msg.tag, entry.at_ms
+            body = entry.body or write_row(msg)
             events.append(
                 (
                     row,
                     sequence,
-                    entry.at_ms,
-                    msg.tag,
-                    entry.submission_id,
+                    at_ms,
+                    kind,
+                    submission,
                     entry.step_id,
                     None if entry.stream is None else stream_text(entry.stream),
                     CODEC_VERSION,
                     body,
-                    seal(body, salt),
+                    event_sum(kind, body, sequence, at_ms, submission),
                 )
             )
         self._touched.add(row)
+
+    def _streams(self, row: int, step_id: str) -> list[Stream]:
+        """Return the streams of a step that are in the journal already."""
+        if row in self._touched:
+            self._flush()
+        found = self.connection.execute(
+            "SELECT stream FROM event INDEXED BY event_step WHERE session=? AND step=?"
+            " ORDER BY sequence",
+            (row, step_id),
+        )
+        return [Stream(*msgspec.json.decode(text)) for (text,) in found]
 
     def _flush(self) -> None:
         """Write the collected rows, table by table."""

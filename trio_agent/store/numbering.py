@@ -63,7 +63,10 @@ class Stream(Record):
 
 @attrs.define(eq=False, repr=False)
 class Entry:
-    """An event on its way into the journal. ``row`` says whether it leaves a row."""
+    """An event on its way into the journal.
+
+    ``row`` says whether it leaves a row; ``body`` is its text there, once somebody wrote it.
+    """
 
     at_ms: int
     submission_id: str | None
@@ -71,6 +74,7 @@ class Entry:
     step_id: str | None = None
     stream: Stream | None = None
     row: bool = True
+    body: bytes | None = None
 
     def numbered(self, sequence: int) -> Event:
         """Return the event with its number."""

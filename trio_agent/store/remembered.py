@@ -49,9 +49,9 @@ class RememberedSession:
             self.close(0, epoch)
             self.epochs.append(Epoch(epoch, checkpoint.sequence, len(self.rows) + 1))
             tail = checkpoint.context.since(0)
-        for woven in weave(delta, tail):
-            since = epoch if woven.held else None
-            self.rows.append(ItemRow(checkpoint.sequence, woven.item, woven.shown, since))
+        for item, shown, held in weave(delta, tail):
+            since = epoch if held else None
+            self.rows.append(ItemRow(checkpoint.sequence, item, shown, since))
 
     def close(self, keep: int, epoch: int) -> None:
         """Take all but the first *keep* held rows out of the context from *epoch* on."""

@@ -139,11 +139,11 @@ _HOT: Final = tuple(
 
 
 def write_head(checkpoint: Checkpoint) -> bytes:
-    """Return the JSON text of what every save rewrites; defaults are left out."""
+    """Return the JSON text of what every save rewrites; untouched defaults are left out."""
     members: dict[str, Any] = {}
     for name, default in _HOT:
         value = getattr(checkpoint, name)
-        if value is not default and value != default:
+        if value is not default:
             members[name] = value
     if checkpoint.queue:
         members["queued"] = len(checkpoint.queue)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
 import attrs
 import msgspec
 
 from trio_agent.errors import ConfigError
-from trio_agent.protocol.codec import CODEC_VERSION
+from trio_agent.protocol.codec import CODEC_VERSION, ROW_TYPES
 from trio_agent.protocol.events import Draft, Event, ModelStepCompleted, TokenCount
 from trio_agent.protocol.items import Item
 from trio_agent.record import Record
@@ -36,22 +37,31 @@ def seal(body: bytes, salt: int = 0) -> int:
     return zlib.crc32(body, salt & 0xFFFFFFFF)
 
 
-def kind_salt(kind: str) -> int:
-    """Return the salt of a kind, so that a body under another kind does not pass."""
-    return zlib.crc32(kind.encode())
+_KINDS: Final = {kind: zlib.crc32(kind.encode()) for kind in ROW_TYPES}
+"""A salt for each kind, so that a body under another kind does not pass."""
 
 
-def event_salt(kind: str, sequence: int, at_ms: int, submission_id: str | None) -> int:
-    """Return the salt of an event row."""
-    salt = zlib.crc32(kind.encode(), (sequence ^ at_ms * 31) & 0xFFFFFFFF)
-    return salt if submission_id is None else zlib.crc32(submission_id.encode(), salt)
+def item_sum(kind: str, body: bytes) -> int:
+    """Return the checksum of an item's row."""
+    return zlib.crc32(body, _KINDS.get(kind, 0))
+
+
+def event_sum(
+    kind: str, body: bytes, sequence: int, at_ms: int, submission_id: str | None
+) -> int:
+    """Return the checksum of an event's row."""
+    salt = (_KINDS.get(kind, 0) ^ sequence ^ at_ms * 31) & 0xFFFFFFFF
+    if submission_id is not None:
+        salt = zlib.crc32(submission_id.encode(), salt)
+    return zlib.crc32(body, salt)
 
 
 def session_sum(
     head: bytes, stats: bytes, small: bytes | None, numbers: tuple[int, int, int]
 ) -> int:
     """Return the checksum of a session's row; *numbers* are sequence, epoch and length."""
-    return seal(head, seal(stats, seal(small or b"", zlib.crc32(b"%d.%d.%d" % numbers))))
+    salt = zlib.crc32(b"%d.%d.%d" % numbers)
+    return zlib.crc32(head, zlib.crc32(stats, zlib.crc32(small or b"", salt)))
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -81,6 +91,10 @@ class PartsChange(Record, Generic[R]):
     written: tuple[tuple[int, R], ...] = ()
 
 
+_UNCHANGED: Final = PartsChange[Any](Parts())
+"""The usual case: there were none, and there are none."""
+
+
 def change(
     before: Parts[R] | None, records: Sequence[R], key: Callable[[R], object]
 ) -> PartsChange[R]:
@@ -89,7 +103,7 @@ def change(
         after = numbered(records)
         return PartsChange(after, wipe=True, written=after.rows)
     if not before.rows and not records:
-        return PartsChange(before)
+        return _UNCHANGED
     known = {key(record): (ordinal, record) for ordinal, record in before.rows}
     rows: list[tuple[int, R]] = []
     written: list[tuple[int, R]] = []
@@ -112,10 +126,12 @@ def change(
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class Base(Record):
-    """What this store last saw of a session; a save is compared with it.
+    """What this store last saw of a session; a save is worked out from it.
 
-    ``checkpoint``, ``queue`` and ``calls`` are None if only the numbers are known;
-    the latter two are what has rows of its own.
+    ``sequence``, ``items`` and ``events`` are how far its saves, its rows and its
+    journal go: a save is written only if they still do. ``checkpoint``, ``queue`` and
+    ``calls`` are None if only the numbers are known; the latter two are what has
+    rows of its own.
     """
 
     row: int
@@ -123,38 +139,59 @@ class Base(Record):
     epoch: int
     start: int
     length: int
+    items: int
+    events: int
+    tokens: int
     checkpoint: Checkpoint | None = None
     queue: Parts[QueuedMessage] | None = None
     calls: Parts[ToolCall] | None = None
     contents: frozenset[str] = frozenset()
 
+    def grown(self, job: Job) -> Base:
+        """Return what the session looks like once an append is committed."""
+        events = job.first + len(job.entries) - 1
+        return attrs.evolve(self, events=events, tokens=job.token_sequence or self.tokens)
+
 
 @attrs.define(kw_only=True, eq=False, repr=False)
 class Job:
-    """One append, or the journal part of one save; ends with ``events`` or ``error``."""
+    """One append, or the journal part of one save; ends with its numbers or ``error``.
+
+    ``token_offset`` is the place of the newest token count, from 1; 0 if there is none.
+    ``completes``: a model step ends here, whose deltas leave the journal.
+    """
 
     key: str
     lease: int | None
     entries: list[Entry]
-    bodies: list[bytes | None]
     token_offset: int
-    error: Exception | None = None
+    completes: bool
     first: int = 0
+    error: Exception | None = None
     task: Any = None
     taken: bool = False
 
+    @property
+    def token_sequence(self) -> int:
+        """The number of the newest token count, 0 if there is none."""
+        return self.first + self.token_offset - 1 if self.token_offset else 0
+
     def events(self) -> tuple[Event, ...]:
-        """Return the events with the numbers that the transaction gave them."""
+        """Return the events with the numbers that they have now."""
         first = self.first
-        return tuple(entry.numbered(first + at) for at, entry in enumerate(self.entries))
+        return tuple([entry.numbered(first + at) for at, entry in enumerate(self.entries)])
 
 
 @attrs.define(kw_only=True, eq=False, repr=False)
 class Save(Job):
-    """One save. ``base`` is None for a session that does not exist yet."""
+    """One save. ``base`` is None for a session without a row; creating it gives it one."""
 
     checkpoint: Checkpoint
     base: Base | None
+    row: int
+    begins: bool
+    start: int
+    last: int
     head: bytes
     stats: bytes
     small: bytes | None
@@ -166,23 +203,25 @@ class Save(Job):
     parts: list[tuple[int, int, bytes, int]]
     execution: bytes | None
     contents: dict[str, str]
-    row: int = 0
-    start: int = 0
-    moved: bool = False
 
     def after(self) -> Base:
         """Return what the session looks like once this is committed."""
-        known = frozenset[str]() if self.base is None else self.base.contents
+        checkpoint, base = self.checkpoint, self.base
+        known = frozenset[str]() if base is None else base.contents
+        tokens = 0 if base is None else base.tokens
         return Base(
             row=self.row,
-            sequence=self.checkpoint.sequence,
-            epoch=self.checkpoint.context_epoch,
+            sequence=checkpoint.sequence,
+            epoch=checkpoint.context_epoch,
             start=self.start,
-            length=len(self.checkpoint.context),
-            checkpoint=self.checkpoint,
+            length=len(checkpoint.context),
+            items=self.last,
+            events=self.first + len(self.entries) - 1,
+            tokens=self.token_sequence or tokens,
+            checkpoint=checkpoint,
             queue=self.queue.after,
             calls=self.calls.after,
-            contents=known.union(self.contents),
+            contents=known.union(self.contents) if self.contents else known,
         )
 
 
@@ -192,13 +231,13 @@ def prepare_append(key: str, drafts: Sequence[Draft], lease: Lease | None) -> Jo
     Raises:
         ConfigError: If something in it cannot be stored.
     """
-    entries = arrange(drafts)
+    entries, token_offset, completes = _entries(key, drafts)
     return Job(
         key=key,
         lease=None if lease is None else lease.incarnation,
         entries=entries,
-        bodies=_bodies(key, entries),
-        token_offset=_token_offset(entries),
+        token_offset=token_offset,
+        completes=completes,
     )
 
 
@@ -209,7 +248,7 @@ def prepare_save(
     *,
     lease: Lease | None,
     execution: ExecutionRecord | None,
-    entries: list[Entry],
+    events: Sequence[Draft],
     contents: Mapping[str, str] | None,
 ) -> Save:
     """Encode a save on top of *base*.
@@ -218,15 +257,17 @@ def prepare_save(
         ConfigError: If something in it cannot be stored.
     """
     key = checkpoint.session_id
-    epoch = checkpoint.context_epoch
-    known = base.length if base is not None and base.epoch == epoch else 0
+    epoch, length = checkpoint.context_epoch, len(checkpoint.context)
+    begins = base is None or base.epoch != epoch
+    tail = checkpoint.context.since(0 if base is None or begins else base.length)
+    known = 0 if base is None else base.items
     previous = None if base is None else base.checkpoint
+    entries, token_offset, completes = _entries(key, events)
     try:
         items = [
-            (int(woven.shown), epoch if woven.held else None, tag, body, seal(body, salt))
-            for woven in weave(delta, checkpoint.context.since(known))
-            for tag in (woven.item.tag,)
-            for body, salt in ((write_row(woven.item), kind_salt(tag)),)
+            (int(shown), epoch if held else None, item.tag, body, item_sum(item.tag, body))
+            for item, shown, held in weave(delta, tail)
+            for body in (write_row(item),)
         ]
         head = write_head(checkpoint)
         stats = msgspec.json.encode(checkpoint.execution_stats)
@@ -248,30 +289,30 @@ def prepare_save(
         finished = None if execution is None else msgspec.json.encode(execution)
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
         raise ConfigError(f"session {key!r} cannot be stored: {exc}") from exc
-    seen = frozenset[str]() if base is None else base.contents
     return Save(
         key=key,
         lease=None if lease is None else lease.incarnation,
         entries=entries,
-        bodies=_bodies(key, entries),
-        token_offset=_token_offset(entries),
+        token_offset=token_offset,
+        completes=completes,
+        first=1 if base is None else base.events + 1,
         checkpoint=checkpoint,
         base=base,
+        row=0 if base is None else base.row,
+        begins=begins,
+        start=known + 1 if base is None or begins else base.start,
+        last=known + len(items),
         head=head,
         stats=stats,
         small=small,
-        sum=session_sum(
-            head, stats, small, (checkpoint.sequence, epoch, len(checkpoint.context))
-        ),
+        sum=session_sum(head, stats, small, (checkpoint.sequence, epoch, length)),
         cold=cold,
         items=items,
         queue=queue,
         calls=calls,
         parts=parts,
         execution=finished,
-        contents={
-            digest: text for digest, text in (contents or {}).items() if digest not in seen
-        },
+        contents={} if contents is None else _unknown(contents, base),
     )
 
 
@@ -283,18 +324,42 @@ def _written(slot: int, parts: PartsChange[Any]) -> list[tuple[int, int, bytes, 
     ]
 
 
-def cold_members(checkpoint: Checkpoint) -> tuple[object, ...]:
-    """Return what seldom changes; stored apart from the head, so that no save repeats it."""
-    return (
-        checkpoint.session_context,
-        checkpoint.first_user_message,
-        checkpoint.metadata,
-        checkpoint.role,
-        checkpoint.states,
-        checkpoint.grants,
-        checkpoint.instructions_digest,
-        checkpoint.tools_digest,
-    )
+def _unknown(contents: Mapping[str, str], base: Base | None) -> dict[str, str]:
+    """Return the content that this session does not use yet."""
+    known = frozenset[str]() if base is None else base.contents
+    return {digest: text for digest, text in contents.items() if digest not in known}
+
+
+def _entries(key: str, drafts: Sequence[Draft]) -> tuple[list[Entry], int, bool]:
+    """Arrange and encode *drafts*; return them, `Job.token_offset` and `Job.completes`."""
+    entries = arrange(drafts)
+    token_offset, completes = 0, False
+    try:
+        for place, entry in enumerate(entries, 1):
+            msg = entry.msg
+            if isinstance(msg, ModelStepCompleted) and msg.outcome == "completed":
+                completes = True  # encoded in the transaction, which knows its metrics
+                continue
+            if isinstance(msg, TokenCount):
+                token_offset = place
+            if entry.row:
+                entry.body = write_row(msg)
+    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+        raise ConfigError(f"session {key!r}: an event cannot be stored: {exc}") from exc
+    return entries, token_offset, completes
+
+
+cold_members: Final = attrgetter(
+    "session_context",
+    "first_user_message",
+    "metadata",
+    "role",
+    "states",
+    "grants",
+    "instructions_digest",
+    "tools_digest",
+)
+"""What seldom changes in a checkpoint; stored apart, so that no save repeats it."""
 
 
 def cold_row(checkpoint: Checkpoint) -> tuple[Any, ...]:
@@ -309,26 +374,3 @@ def label_sum(first_user_message: str | None, context: bytes, body: bytes) -> in
     """Return the checksum of a label row."""
     first = b"" if first_user_message is None else first_user_message.encode()
     return seal(body, seal(context, seal(first)))
-
-
-def _bodies(key: str, entries: Sequence[Entry]) -> list[bytes | None]:
-    """Encode events, but those whose metrics only the transaction knows."""
-    try:
-        return [
-            write_row(entry.msg) if entry.row and not _open(entry) else None
-            for entry in entries
-        ]
-    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-        raise ConfigError(f"session {key!r}: an event cannot be stored: {exc}") from exc
-
-
-def _open(entry: Entry) -> bool:
-    return isinstance(entry.msg, ModelStepCompleted) and entry.msg.outcome == "completed"
-
-
-def _token_offset(entries: Sequence[Entry]) -> int:
-    """Return the place of the newest token count, counted from 1; 0 if there is none."""
-    for place in range(len(entries), 0, -1):
-        if isinstance(entries[place - 1].msg, TokenCount):
-            return place
-    return 0

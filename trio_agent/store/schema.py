@@ -48,7 +48,6 @@ CREATE TABLE session(
     items INTEGER NOT NULL,
     event_sequence INTEGER NOT NULL DEFAULT 0,
     token_sequence INTEGER NOT NULL DEFAULT 0,
-    token_before INTEGER NOT NULL DEFAULT 0,
     pruned_through INTEGER NOT NULL DEFAULT 0,
     changed INTEGER NOT NULL,
     updated_at_ms INTEGER NOT NULL,

@@ -55,7 +55,6 @@ from trio_agent.store.faults import BUSY_SECONDS, is_busy, told
 from trio_agent.store.guarding import Guards
 from trio_agent.store.ledger import Ledger, RebaseNeededError
 from trio_agent.store.log_size import LogWatch
-from trio_agent.store.numbering import arrange
 from trio_agent.store.ownership import Holder, Process
 from trio_agent.store.saving import Base, Job, prepare_append, prepare_save
 from trio_agent.store.schema import Synchronous, connect, prepare
@@ -362,7 +361,6 @@ class SqliteCheckpoint:
         base = self._bases.get(key)
         check_save(checkpoint, None if base is None else base.checkpoint, execution)
         while True:
-            entries = arrange(events)
             if base is None or base.sequence != checkpoint.sequence - 1:
                 base = await self._read(journal.base, key)
             if base is not None:
@@ -378,7 +376,7 @@ class SqliteCheckpoint:
                 base,
                 lease=_own(lease, key),
                 execution=execution,
-                entries=entries,
+                events=events,
                 contents=contents,
             )
             await self._group.submit(job)
@@ -405,6 +403,9 @@ class SqliteCheckpoint:
         await self._group.submit(job)
         if job.error is not None:
             raise job.error
+        base = self._bases.get(session_id)
+        if base is not None and base.events == job.first - 1:
+            self._bases[session_id] = base.grown(job)
         return job.events()
 
     # --- reading

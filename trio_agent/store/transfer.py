@@ -40,8 +40,8 @@ from trio_agent.store.saving import (
     CALLS,
     QUEUE,
     cold_row,
-    event_salt,
-    kind_salt,
+    event_sum,
+    item_sum,
     seal,
     session_sum,
 )
@@ -251,7 +251,7 @@ def _tables(
                     one.item.tag,
                     version,
                     body,
-                    seal(body, kind_salt(one.item.tag)),
+                    item_sum(one.item.tag, body),
                 )
                 for n, one in enumerate(archive.items, 1)
                 for body in (write_row(one.item),)
@@ -278,14 +278,12 @@ def _tables(
                     None if one.stream is None else stream_text(one.stream),
                     version,
                     body,
-                    seal(
+                    event_sum(
+                        event.msg.tag,
                         body,
-                        event_salt(
-                            event.msg.tag,
-                            event.sequence,
-                            event.recorded_at_ms,
-                            event.submission_id,
-                        ),
+                        event.sequence,
+                        event.recorded_at_ms,
+                        event.submission_id,
                     ),
                 )
                 for one in archive.events

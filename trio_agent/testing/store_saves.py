@@ -264,6 +264,13 @@ async def check_numbers(store: CheckpointStore) -> None:
     assert summary is not None
     assert summary.latest_event_sequence == 7
     assert await store.append_events("s", []) == ()
+    second = following(following(checkpoint))
+    await store.save(second, events=[counts[0], note("9")])
+    await store.save(following(second), events=[counts[1]])
+    await store.append_events("s", [counts[2]])
+    await store.append_events("s", [counts[0]])
+    await store.save(following(following(second)), events=[note("13"), counts[1]])
+    assert [event.sequence for event in await journal_of(store)] == [1, 6, 9, 13, 14]
 
 
 async def check_deltas(store: CheckpointStore) -> None:

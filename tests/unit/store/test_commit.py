@@ -217,6 +217,19 @@ async def test_a_save_on_top_of_what_a_rival_made_anew(tmp_path: Path) -> None:
     await store.aclose()
 
 
+async def test_a_save_after_an_append_of_another_store(tmp_path: Path) -> None:
+    store, gate = await opened(tmp_path, 1)
+    gate.open.set()
+    rival = SqliteCheckpoint(tmp_path / "s.db")
+    (theirs,) = await rival.append_events("s0", [note("theirs")])
+    (mine,) = await store.save(second(0), events=[note("mine")])
+    (after,) = await rival.append_events("s0", [note("after")])
+    assert (theirs.sequence, mine.sequence, after.sequence) == (1, 2, 3)
+    assert (await store.events_after("s0", 0, 9)).events == (theirs, mine, after)
+    await rival.aclose()
+    await store.aclose()
+
+
 async def test_a_save_and_an_append_of_one_session_that_wait_together(tmp_path: Path) -> None:
     store, gate = await opened(tmp_path, 2)
     first = second(1)

@@ -22,9 +22,9 @@ ITEMS = {letter: UserItem(text=letter) for letter in "abcdef"}
 @given(letters, letters)
 def test_weaving_keeps_both_orders(delta: list[str], tail: list[str]) -> None:
     rows = weave([ITEMS[one] for one in delta], [ITEMS[one] for one in tail])
-    assert [row.item for row in rows if row.shown] == [ITEMS[one] for one in delta]
-    assert [row.item for row in rows if row.held] == [ITEMS[one] for one in tail]
-    assert all(row.shown or row.held for row in rows)
+    assert [item for item, shown, _ in rows if shown] == [ITEMS[one] for one in delta]
+    assert [item for item, _, held in rows if held] == [ITEMS[one] for one in tail]
+    assert all(shown or held for _, shown, held in rows)
 
 
 @given(letters)
@@ -148,5 +148,5 @@ def test_scripts_split_into_statements() -> None:
 
 
 def test_an_item_that_only_the_context_gained() -> None:
-    (row,) = weave([], [AssistantItem(text="summary")])
-    assert (row.shown, row.held) == (False, True)
+    ((_, shown, held),) = weave([], [AssistantItem(text="summary")])
+    assert (shown, held) == (False, True)
