@@ -120,6 +120,13 @@ async def visits(path: str, name: str, count: str) -> None:
     tell("done")
 
 
+async def looks(path: str, name: str) -> None:
+    """Tell at which save a session is."""
+    async with SqliteCheckpoint(path) as store:
+        checkpoint = await store.load(name)
+        tell("sees", name, None if checkpoint is None else checkpoint.sequence)
+
+
 async def migrate(path: str, *steps: str) -> None:
     """Bring the file to a made-up version."""
     tell("go")
@@ -156,6 +163,7 @@ COMMANDS: dict[str, Callable[..., Awaitable[None]]] = {
     "save": save,
     "turns": turns,
     "agents": agents,
+    "looks": looks,
     "visits": visits,
     "migrate": migrate,
     "hold": hold,

@@ -20,6 +20,7 @@ from trio_agent.protocol.items import UserItem
 from trio_agent.state.checkpoint import Checkpoint
 from trio_agent.store import SqliteCheckpoint
 from trio_agent.store.schema import MIGRATIONS, prepare
+from trio_agent.testing.store_parts import begin, following
 
 SLOW_STEPS = tuple(
     f"CREATE TABLE extra_{step}(n INTEGER PRIMARY KEY, text TEXT);"
@@ -134,6 +135,31 @@ def test_processes_come_and_go(tmp_path: Path, processes: Nursery) -> None:
     path, visits = str(tmp_path / "s.db"), f"{POINTS * 2}"
     said = processes.together(*[("visits", path, f"p{number}", visits) for number in range(8)])
     assert said.count("done\n") == 8
+
+
+async def test_two_stores_of_one_process_keep_what_they_save_from_visitors(
+    tmp_path: Path, processes: Nursery
+) -> None:
+    """The second of them opens the file while the first one holds it.
+
+    Mutant: a store that opened and closed the file by itself took the locks of the other
+    one away. A visitor then believed to be alone and deleted the log that was being
+    written: what was saved afterwards was nowhere.
+    """
+    path = str(tmp_path / "s.db")
+
+    async def elsewhere(*command: str) -> list[str]:
+        return await trio.to_thread.run_sync(processes.together, command)
+
+    async with SqliteCheckpoint(path) as first:
+        checkpoint = await begin(first)
+        async with SqliteCheckpoint(path) as second:
+            assert await second.load("s") == checkpoint
+            await elsewhere("visits", path, "p", "1")
+            for store in (first, second, first):
+                checkpoint = following(checkpoint)
+                await store.save(checkpoint)
+            assert f"sees s {checkpoint.sequence}\n" in await elsewhere("looks", path, "s")
 
 
 def test_two_migrate_at_once(tmp_path: Path, processes: Nursery) -> None:

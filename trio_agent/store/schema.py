@@ -12,9 +12,11 @@ Rules:
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,6 +34,9 @@ OLDEST_SQLITE: Final = (3, 38, 0)
 
 MIGRATION_SECONDS: Final = 60.0
 """How long an opener waits for another process that creates or migrates the file."""
+
+_making: Final = threading.Lock()
+"""Held while a new file is made, so that no other store has it open meanwhile."""
 
 T = TypeVar("T")
 Synchronous: TypeAlias = Literal["FULL", "NORMAL"]
@@ -205,10 +210,7 @@ def prepare(path: Path, *, migrations: Sequence[str] = MIGRATIONS) -> None:
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         oldest = ".".join(map(str, OLDEST_SQLITE))
         raise CheckpointError(f"SQLite {sqlite3.sqlite_version} is too old; {oldest} is needed")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # SQLite gives its log files the mode of the file, so this one call makes all private;
-    # it also finds a directory, a read-only file and a read-only disk before SQLite does
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    _make(path)
     connection = sqlite3.connect(path, timeout=0, isolation_level=None)
     try:
         newest = len(migrations)
@@ -227,6 +229,28 @@ def prepare(path: Path, *, migrations: Sequence[str] = MIGRATIONS) -> None:
             _use_wal(connection, path)
     finally:
         connection.close()
+
+
+def _make(path: Path) -> None:
+    """Create an empty file that is private, if there is none.
+
+    A file that exists is not even opened here: the system takes a process's locks on
+    a file away when the process closes *any* descriptor of it. Another store of this
+    process would then write into a log that other processes believe to be nobody's.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    target = os.path.realpath(path)
+    with _making:
+        try:
+            # SQLite gives its log files the mode of the file, so this makes all private
+            made = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            # SQLite would find out when it is too late to say no
+            effective = os.access in os.supports_effective_ids
+            if not os.access(target, os.R_OK | os.W_OK, effective_ids=effective):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None
+        else:
+            os.close(made)
 
 
 def _version_now(connection: sqlite3.Connection, path: Path, newest: int) -> int:
