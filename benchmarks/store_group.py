@@ -34,10 +34,10 @@ async def measure(sessions: int) -> None:
     rounds = max(1, BURST_SAVES // sessions // SAVES_A_TURN) * SAVES_A_TURN
     turns = (ROUNDS + 1) * rounds // SAVES_A_TURN
     mine = [list(steps(f"s{n}", turns, journal=True)) for n in range(sessions)]
-    theirs = [[_encoded(n, step) for step in saves] for n, saves in enumerate(mine)]
     with tempfile.TemporaryDirectory(dir=".") as directory:
         raw = Raw(Path(directory, "raw.db"), sessions=sessions)
         ratios: list[float] = []
+        of_encoded: list[float] = []
         rates: list[float] = []
         latencies: list[float] = []
         async with SqliteCheckpoint(Path(directory, "ours.db")) as store:
@@ -50,27 +50,33 @@ async def measure(sessions: int) -> None:
 
             for number in range(ROUNDS + 1):
                 part = slice(number * rounds, (number + 1) * rounds)
-                times = [0.0, 0.0]
+                ours = theirs = encoding = 0.0
                 for which in (0, 1) if number % 2 else (1, 0):
                     begun = time.perf_counter()
                     if which == 0:
                         async with trio.open_nursery() as nursery:
                             for saves in mine:
                                 nursery.start_soon(run, saves[part])
+                        ours = time.perf_counter() - begun
                     else:
-                        for together in zip(*(saves[part] for saves in theirs), strict=True):
-                            raw.save(list(together))
-                    times[which] = time.perf_counter() - begun
+                        for together in zip(*(saves[part] for saves in mine), strict=True):
+                            turned = time.perf_counter()
+                            rows = [_encoded(n, step) for n, step in enumerate(together)]
+                            encoding += time.perf_counter() - turned
+                            raw.save(rows)
+                        theirs = time.perf_counter() - begun
                 if number == 0:
                     latencies.clear()  # the first round creates the sessions
                     continue
-                ratios.append(times[1] / times[0])
-                rates.append(sessions * rounds / times[0])
+                ratios.append(theirs / ours)
+                of_encoded.append((theirs - encoding) / ours)
+                rates.append(sessions * rounds / ours)
         raw.close()
     report(
         "store_group",
         sessions=sessions,
         of_raw=median(ratios),
+        of_raw_encoded_before=median(of_encoded),
         saves_per_s=median(rates),
         save_ms_p50=rounded(percentile(latencies, 0.5) * 1e3),
         save_ms_p99=rounded(percentile(latencies, 0.99) * 1e3),

@@ -57,8 +57,10 @@ class GroupCommit:
             return
         self._busy = True
         if self._crowded:
-            # those who were answered together with the last leader come back in this
-            # same pass of the loop: let them in, or they wait for one more transaction
+            # those who were answered together with the last leader come back in this same
+            # pass of the loop or, as its order is random, in the next one: let them in,
+            # or they wait for one more transaction
+            await trio.lowlevel.cancel_shielded_checkpoint()
             await trio.lowlevel.cancel_shielded_checkpoint()
         batch, self._waiting = self._waiting, []
         self._crowded = len(batch) > 1

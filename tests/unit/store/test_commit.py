@@ -66,6 +66,22 @@ async def test_what_waits_goes_in_one_transaction(tmp_path: Path) -> None:
     await store.aclose()
 
 
+async def test_sessions_that_were_answered_together_come_back_together(tmp_path: Path) -> None:
+    store, gate = await opened(tmp_path, 20)
+
+    async def session(number: int) -> None:
+        for sequence in range(1, 9):
+            await store.save(Checkpoint(session_id=f"s{number}", sequence=sequence))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(20):
+            nursery.start_soon(session, number)
+        await trio.testing.wait_all_tasks_blocked()
+        gate.open.set()
+    assert len(gate.commits) == 9  # one a save, and one for the first, who led alone
+    await store.aclose()
+
+
 async def test_a_stale_save_fails_alone(tmp_path: Path) -> None:
     store, gate = await opened(tmp_path, 4)
     rival = SqliteCheckpoint(tmp_path / "s.db")
