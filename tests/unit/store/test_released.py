@@ -10,7 +10,7 @@ import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -33,19 +33,20 @@ def unpacked(version: int, directory: Path) -> Path:
 
 def told(version: int) -> Json:
     text = (HERE / f"version_{version}.json").read_text(encoding="utf-8")
-    return cast("Json", json.loads(text))
+    return json.loads(text)
 
 
 def assert_kept(old: Json, new: Json, where: str = "") -> None:
     """All that was told before is told again; later versions may tell more of it."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        members = cast("dict[str, Json]", old)
+    if isinstance(old, dict):
+        members: dict[str, Json] = old
         for key, value in members.items():
-            assert_kept(value, cast("dict[str, Json]", new)[key], f"{where}/{key}")
-    elif isinstance(old, list) and isinstance(new, list):
-        pairs = zip(cast("list[Json]", old), cast("list[Json]", new), strict=True)
-        for number, (before, after) in enumerate(pairs):
-            assert_kept(before, after, f"{where}/{number}")
+            assert_kept(value, new[key], f"{where}/{key}")
+    elif isinstance(old, list):
+        values: list[Json] = old
+        assert len(new) == len(values), where
+        for number, value in enumerate(values):
+            assert_kept(value, new[number], f"{where}/{number}")
     else:
         assert new == old, where
 
@@ -64,7 +65,7 @@ async def test_an_old_file_tells_all_that_it_held_and_goes_on(
     """
     async with SqliteCheckpoint(unpacked(version, tmp_path)) as store:
         assert await store.verify() == ()
-        assert_kept(told(version), cast("Json", await facts(store)))
+        assert_kept(told(version), await facts(store))
         long = await store.load("long")
         assert long is not None
         after = await save_turns(store, long, 2, first=100)
