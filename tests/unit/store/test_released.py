@@ -8,9 +8,10 @@ from __future__ import annotations
 import gzip
 import json
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -39,11 +40,10 @@ def told(version: int) -> Json:
 def assert_kept(old: Json, new: Json, where: str = "") -> None:
     """All that was told before is told again; later versions may tell more of it."""
     if isinstance(old, dict):
-        members: dict[str, Json] = old
-        for key, value in members.items():
+        for key, value in cast("dict[str, Json]", old).items():
             assert_kept(value, new[key], f"{where}/{key}")
     elif isinstance(old, list):
-        values: list[Json] = old
+        values = cast("Sequence[Json]", old)
         assert len(new) == len(values), where
         for number, value in enumerate(values):
             assert_kept(value, new[number], f"{where}/{number}")
