@@ -2,9 +2,10 @@
 
 usage: python -m tests.unit.store.released.make
 
-Run it once for each schema, when that is released, and never again for it: it writes
-``version_N.db.gz``, a file whose process was killed in the middle of a turn, and
-``version_N.json``, all that its users had been told. Older files stay as they are.
+It writes ``version_N.db.gz``, a file whose process was killed in the middle of a turn,
+and ``version_N.json``, all that its users had been told. Run it whenever the newest
+schema changes before its release, and never again for one that was released: those
+files stay as they are.
 """
 
 from __future__ import annotations
