@@ -89,10 +89,19 @@ twelfth of what is streamed in the deep profile."""
 
 
 class Thinker:
-    """Thinks at length, and asks for a tool each time, but for the last."""
+    """Thinks at length, and asks for a tool each time, but for the last.
 
-    def __init__(self, now_and_then: Callable[[], Awaitable[None]]) -> None:
+    It ends no step before the reader that keeps up has heard all of it: the pieces of a
+    step leave the journal with its end.
+    """
+
+    def __init__(
+        self,
+        now_and_then: Callable[[], Awaitable[None]],
+        all_heard: Callable[[int], Awaitable[None]],
+    ) -> None:
         self.now_and_then = now_and_then
+        self.all_heard = all_heard
 
     async def respond(self, request: ModelRequest, emit: Emit) -> ModelOutput:
         step = sum(isinstance(item, AssistantItem) for item in request.items)
@@ -100,6 +109,7 @@ class Thinker:
             await emit(f"{step}.{number:04} ".ljust(LENGTH, "x"), "reasoning")
             if number % 1_000 == 999:
                 await self.now_and_then()
+        await self.all_heard((step + 1) * (DELTAS // STEPS) * LENGTH)
         calls = [] if step == STEPS - 1 else [ModelCall(name="look", arguments="{}")]
         return ModelOutput.answer(f"thought {step}", *calls)
 
@@ -126,6 +136,12 @@ async def test_a_reader_that_never_reads_costs_neither_memory_nor_the_turn(
     pieces = chunks = 0
     heard: list[int] = []
     lazy: list[Event] = []
+    progress = trio.lowlevel.ParkingLot()
+
+    async def all_heard(length: int) -> None:
+        while pieces < length:
+            await progress.park()
+
     async with SqliteCheckpoint(tmp_path / "s.db", synchronous="NORMAL") as store:
 
         async def now_and_then() -> None:
@@ -138,7 +154,7 @@ async def test_a_reader_that_never_reads_costs_neither_memory_nor_the_turn(
             await now_and_then()
             return "seen"
 
-        config = configure(Thinker(now_and_then), store, tools=(look,))
+        config = configure(Thinker(now_and_then, all_heard), store, tools=(look,))
         async with create_agent(config) as agent:
             begin = agent.snapshot().last_event_sequence
             never, slow, quick = (agent.subscribe(after=begin) for _ in range(3))
@@ -150,6 +166,7 @@ async def test_a_reader_that_never_reads_costs_neither_memory_nor_the_turn(
                     msg = event.msg
                     if isinstance(msg, AgentReasoningDelta):
                         pieces += len(msg.text)
+                        progress.unpark_all()
                     elif isinstance(msg, ModelStepCompleted):
                         chunks += sum(one.chunk_count for one in msg.stream_metrics)
 
