@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import attrs
 import pytest
+from msgspec.structs import replace
 
 from trio_agent.errors import CorruptStoreError, InternalError
 from trio_agent.protocol.events import ModelChanged
@@ -237,7 +238,7 @@ def test_steers_that_missed_their_turn_become_messages_of_their_own_in_place() -
 def test_a_turn_takes_its_message_out_of_the_queue_and_into_the_context() -> None:
     hidden = UserItem(text="guidance", internal="x")
     checkpoint = attrs.evolve(EMPTY, queue=(queued("m"), queued("n")))
-    change = attrs.evolve(began(), hidden=(hidden,))
+    change = replace(began(), hidden=(hidden,))
     after = run(checkpoint, change)
     assert list(after.context) == [hidden, UserItem(text="hi", submission_id="m")]
     assert after.queue == (queued("n"),)
@@ -263,11 +264,11 @@ def test_the_first_user_message_is_written_once_and_never_blank() -> None:
 
 def test_a_turn_leaves_its_sums_and_never_a_negative_duration() -> None:
     usage = TokenUsage(input_tokens=2, total_tokens=2)
-    answered = attrs.evolve(says(), usage=usage)
-    after = run(EMPTY, began(), step(), answered, attrs.evolve(ENDED, finished_at_ms=1))
+    answered = replace(says(), usage=usage)
+    after = run(EMPTY, began(), step(), answered, replace(ENDED, finished_at_ms=1))
     assert after.execution_stats == ExecutionStats(run_count=1, model_calls=1, usage=usage)
     assert after.total_usage == after.last_usage == usage
-    failed = attrs.evolve(ENDED, outcome="failed", finish_reason="error", finished_at_ms=25)
+    failed = replace(ENDED, outcome="failed", finish_reason="error", finished_at_ms=25)
     after = run(after, began("t2", "m2"), failed)
     assert after.execution_stats.failed_run_count == 1
     assert after.execution_stats.elapsed_ms == 20
@@ -327,11 +328,11 @@ def test_attempts_share_a_step_index_and_count_up() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        attrs.evolve(says(), outcome="failed"),
-        attrs.evolve(asks(tool_call()), outcome="interrupted"),
-        attrs.evolve(asks(tool_call()), completing="stop"),
-        attrs.evolve(asks(tool_call()), items=()),
-        attrs.evolve(asks(tool_call()), calls=()),
+        replace(says(), outcome="failed"),
+        replace(asks(tool_call()), outcome="interrupted"),
+        replace(asks(tool_call()), completing="stop"),
+        replace(asks(tool_call()), items=()),
+        replace(asks(tool_call()), calls=()),
     ],
 )
 def test_a_step_leaves_nothing_contradictory(change: ch.Change) -> None:
@@ -339,7 +340,7 @@ def test_a_step_leaves_nothing_contradictory(change: ch.Change) -> None:
 
 
 def test_a_step_without_calls_that_does_not_complete_lets_the_model_go_on() -> None:
-    after = run(IN_PHASE[Phase.REQUESTING], attrs.evolve(says(), completing=None))
+    after = run(IN_PHASE[Phase.REQUESTING], replace(says(), completing=None))
     assert phase_of(after) is Phase.READY
     assert after.active_execution is not None
     assert after.active_execution.next_model_step == 1

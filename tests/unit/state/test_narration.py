@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 import pytest
+from msgspec.structs import replace
 
 from trio_agent.errors import InternalError
 from trio_agent.protocol import events as ev
@@ -79,7 +80,7 @@ def test_a_turn_tells_its_queue_its_start_and_its_message_under_the_messages_id(
 
 
 def test_a_refused_message_is_not_told() -> None:
-    told, _ = tell(IDLE, attrs.evolve(BEGAN, text=None, attachments=()))
+    told, _ = tell(IDLE, replace(BEGAN, text=None, attachments=()))
     assert [type(msg) for _, msg in told] == [ev.QueueChanged, ev.TurnStarted]
 
 
