@@ -15,11 +15,12 @@ import pytest
 import trio
 
 from trio_agent.errors import CheckpointError, ConfigError, CorruptStoreError, StoreVersionError
-from trio_agent.protocol.items import AssistantItem
+from trio_agent.protocol.events import UserMessage
+from trio_agent.protocol.items import AssistantItem, UserItem
 from trio_agent.state.checkpoint import Checkpoint, QueuedMessage
 from trio_agent.store import MemoryCheckpoint, SqliteCheckpoint
 from trio_agent.store.schema import _use_wal
-from trio_agent.testing.store_parts import begin, following, note, save_turns
+from trio_agent.testing.store_parts import begin, draft, following, note, save_turns
 
 
 @contextlib.contextmanager
@@ -42,6 +43,10 @@ async def two_sessions(store: SqliteCheckpoint) -> Checkpoint:
     message = QueuedMessage(owner="m", id="q", boundary="queue", text="long " * 1_000)
     checkpoint = following(checkpoint, queue=(message,))
     await store.save(checkpoint, contents={"d": "prompt"})
+    told = [UserItem(text=f"{number}" * 99) for number in range(2)]
+    checkpoint = following(checkpoint, *told)
+    drafts = [draft(UserMessage(turn_id="t", text=item.text)) for item in told]
+    await store.save(checkpoint, told, events=drafts)
     await store.save_state("s", "k", [1])
     return checkpoint
 
@@ -172,6 +177,10 @@ LATER_DAMAGES = {
     "event": "UPDATE event SET body=:bad WHERE sequence=4 AND session=:s",
     "an event's time": "UPDATE event SET at=at+1 WHERE sequence=4 AND session=:s",
     "an event's submission": "UPDATE event SET submission='x' WHERE sequence=4 AND session=:s",
+    "the item that an event quotes": (
+        "UPDATE event SET item=item-1 WHERE session=:s AND sequence=12"
+    ),
+    "no item that an event quotes": "UPDATE event SET item=99 WHERE session=:s AND item>1",
     "finished turn": "UPDATE execution SET body=:bad WHERE sequence=4 AND session=:s",
     "content": "UPDATE content SET text='other'",
     "state": "UPDATE state SET value=:bad",

@@ -33,6 +33,7 @@ from trio_agent.store.base import (
     TranscriptBatch,
     TranscriptPage,
 )
+from trio_agent.store.quoting import item_text, with_text
 from trio_agent.store.rows import (
     Head,
     Small,
@@ -59,7 +60,13 @@ T = TypeVar("T")
 SLICE_BYTES: Final = 1_048_576
 """How much of a journal a reader gets at once: whoever is far behind stays small."""
 
-_EVENT_COLUMNS: Final = "sequence, at, kind, submission, version, body, sum"
+SELECT_EVENTS: Final = (
+    "SELECT event.sequence, at, event.kind, submission, event.version, event.body, event.sum,"
+    " event.item, item.kind, item.version, item.body, item.sum, step, stream FROM event"
+    " LEFT JOIN item ON item.session=event.session AND item.n=event.item"
+    " WHERE event.session=?"
+)
+"""An event's row, the item that it quotes, and what its stream was like; see `events`."""
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -239,10 +246,8 @@ def items(key: str, rows: Iterable[tuple[int, str, int, bytes, int]]) -> list[It
     return found
 
 
-def events(
-    key: str, rows: Iterable[tuple[int, int, str, str | None, int, bytes, int]]
-) -> list[Event]:
-    """Decode event rows, in the order given.
+def events(key: str, rows: Iterable[tuple[Any, ...]]) -> list[Event]:
+    """Decode the rows of `SELECT_EVENTS`, in the order given.
 
     Raises:
         CorruptStoreError: It names the first damaged one.
@@ -250,15 +255,26 @@ def events(
     found: list[Event] = []
     sequence = 0
     try:
-        for sequence, at, kind, submission, version, body, check in rows:
-            _check(event_sum(kind, body, sequence, at, submission), check)
+        for sequence, at, kind, submission, version, body, check, n, *item, _, _ in rows:
+            _check(event_sum(kind, body, sequence, at, submission, n), check)
             msg: Any = read_row(kind, version, body)
+            if n is not None:
+                msg = with_text(msg, _text(*item))
             found.append(
                 Event(sequence=sequence, recorded_at_ms=at, submission_id=submission, msg=msg)
             )
     except (ProtocolError, TypeError) as exc:
         raise _damaged(key, f"event {sequence}", exc) from exc
     return found
+
+
+def _text(kind: str, version: int, body: bytes, check: int) -> str:
+    """Return the text of an item that an event quotes."""
+    _check(item_sum(kind, body), check)
+    text = item_text(cast("Item", read_row(kind, version, body)))
+    if text is None:
+        raise ProtocolError(f"it quotes a {kind}")
+    return text
 
 
 def _check(found: int, stored: int) -> None:
@@ -297,8 +313,7 @@ def events_after(
             )
         rows, more = _slice(
             connection.execute(
-                f"SELECT {_EVENT_COLUMNS} FROM event WHERE session=? AND sequence>?"  # noqa: S608
-                " ORDER BY sequence LIMIT ?",
+                SELECT_EVENTS + " AND sequence>? ORDER BY sequence LIMIT ?",
                 (session.id, after, limit + 1),
             ),
             limit,
@@ -321,8 +336,8 @@ def _slice(cursor: sqlite3.Cursor, limit: int) -> tuple[list[Any], bool]:
             if len(rows) == limit or size >= SLICE_BYTES:
                 return rows, True
             rows.append(row)
-            body = row[5]
-            size += len(body) if isinstance(body, bytes) else 0  # damage is told of later
+            for body in (row[5], row[10]):
+                size += len(body) if isinstance(body, bytes) else 0  # damage is told of later
     return rows, False
 
 
@@ -331,8 +346,7 @@ def event_page(connection: sqlite3.Connection, key: str, before: int, limit: int
     with snapshot(connection):
         session = require(connection, key)
         rows = connection.execute(
-            f"SELECT {_EVENT_COLUMNS} FROM event WHERE session=? AND sequence<?"  # noqa: S608
-            " ORDER BY sequence DESC LIMIT ?",
+            SELECT_EVENTS + " AND sequence<? ORDER BY sequence DESC LIMIT ?",
             (session.id, before, limit + 1),
         ).fetchall()
     page = tuple(events(key, rows[:limit]))

@@ -78,7 +78,7 @@ _WRITES: Final = {
     "item": "INSERT INTO item VALUES(?,?,?,?,?,NULL,?,?,?,?)",
     "part_gone": "DELETE FROM part WHERE session=? AND slot=? AND ordinal=?",
     "part": "INSERT OR REPLACE INTO part VALUES(?,?,?,?,?,?)",
-    "event": "INSERT INTO event VALUES(?,?,?,?,?,?,?,?,?,?)",
+    "event": "INSERT INTO event VALUES(?,?,?,?,?,?,?,?,?,?,?)",
     "token_gone": "DELETE FROM event WHERE session=? AND sequence=? AND kind='token_count'",
     "delta_gone": "DELETE FROM event INDEXED BY event_step WHERE session=? AND step=?",
     "execution": "INSERT INTO execution VALUES(?,?,?,?,?)",
@@ -368,9 +368,10 @@ class Ledger:
                     submission,
                     entry.step_id,
                     None if entry.stream is None else stream_text(entry.stream),
+                    entry.item,
                     CODEC_VERSION,
                     body,
-                    event_sum(kind, body, sequence, at_ms, submission),
+                    event_sum(kind, body, sequence, at_ms, submission, entry.item),
                 )
             )
         self._touched.add(row)

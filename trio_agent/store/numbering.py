@@ -65,7 +65,8 @@ class Stream(Record):
 class Entry:
     """An event on its way into the journal.
 
-    ``row`` says whether it leaves a row; ``body`` is its text there, once somebody wrote it.
+    ``row`` says whether it leaves a row; ``body`` is what stands there, once somebody wrote
+    it, and ``item`` the row of the item that has the rest.
     """
 
     at_ms: int
@@ -75,6 +76,7 @@ class Entry:
     stream: Stream | None = None
     row: bool = True
     body: bytes | None = None
+    item: int | None = None
 
     def numbered(self, sequence: int) -> Event:
         """Return the event with its number."""

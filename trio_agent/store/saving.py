@@ -23,6 +23,7 @@ from trio_agent.state.checkpoint import Checkpoint, ExecutionRecord, QueuedMessa
 from trio_agent.store.base import Lease
 from trio_agent.store.history import weave
 from trio_agent.store.numbering import Entry, arrange
+from trio_agent.store.quoting import places, quote
 from trio_agent.store.rows import write_cold, write_head, write_row, write_small
 
 R = TypeVar("R")
@@ -47,10 +48,15 @@ def item_sum(kind: str, body: bytes) -> int:
 
 
 def event_sum(
-    kind: str, body: bytes, sequence: int, at_ms: int, submission_id: str | None
+    kind: str,
+    body: bytes,
+    sequence: int,
+    at_ms: int,
+    submission_id: str | None,
+    item: int | None,
 ) -> int:
     """Return the checksum of an event's row."""
-    salt = (_KINDS.get(kind, 0) ^ sequence ^ at_ms * 31) & 0xFFFFFFFF
+    salt = (_KINDS.get(kind, 0) ^ sequence ^ at_ms * 31 ^ (item or 0) * 8191) & 0xFFFFFFFF
     if submission_id is not None:
         salt = zlib.crc32(submission_id.encode(), salt)
     return zlib.crc32(body, salt)
@@ -231,7 +237,7 @@ def prepare_append(key: str, drafts: Sequence[Draft], lease: Lease | None) -> Jo
     Raises:
         ConfigError: If something in it cannot be stored.
     """
-    entries, token_offset, completes = _entries(key, drafts)
+    entries, token_offset, completes = _entries(key, drafts, {})
     return Job(
         key=key,
         lease=None if lease is None else lease.incarnation,
@@ -262,11 +268,11 @@ def prepare_save(
     tail = checkpoint.context.since(0 if base is None or begins else base.length)
     known = 0 if base is None else base.items
     previous = None if base is None else base.checkpoint
-    entries, token_offset, completes = _entries(key, events)
     try:
+        woven = weave(delta, tail)
         items = [
             (int(shown), epoch if held else None, item.tag, body, item_sum(item.tag, body))
-            for item, shown, held in weave(delta, tail)
+            for item, shown, held in woven
             for body in (write_row(item),)
         ]
         head = write_head(checkpoint)
@@ -289,6 +295,8 @@ def prepare_save(
         finished = None if execution is None else msgspec.json.encode(execution)
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
         raise ConfigError(f"session {key!r} cannot be stored: {exc}") from exc
+    texts = places((item for item, _, _ in woven), known + 1) if woven and events else {}
+    entries, token_offset, completes = _entries(key, events, texts)
     return Save(
         key=key,
         lease=None if lease is None else lease.incarnation,
@@ -330,8 +338,13 @@ def _unknown(contents: Mapping[str, str], base: Base | None) -> dict[str, str]:
     return {digest: text for digest, text in contents.items() if digest not in known}
 
 
-def _entries(key: str, drafts: Sequence[Draft]) -> tuple[list[Entry], int, bool]:
-    """Arrange and encode *drafts*; return them, `Job.token_offset` and `Job.completes`."""
+def _entries(
+    key: str, drafts: Sequence[Draft], texts: Mapping[str, int]
+) -> tuple[list[Entry], int, bool]:
+    """Arrange and encode *drafts*; return them, `Job.token_offset` and `Job.completes`.
+
+    *texts* are those of the new items, and their numbers.
+    """
     entries = arrange(drafts)
     token_offset, completes = 0, False
     try:
@@ -343,7 +356,8 @@ def _entries(key: str, drafts: Sequence[Draft]) -> tuple[list[Entry], int, bool]
             if isinstance(msg, TokenCount):
                 token_offset = place
             if entry.row:
-                entry.body = write_row(msg)
+                stored, entry.item = quote(msg, texts) if texts else (msg, None)
+                entry.body = write_row(stored)
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
         raise ConfigError(f"session {key!r}: an event cannot be stored: {exc}") from exc
     return entries, token_offset, completes

@@ -114,6 +114,7 @@ CREATE TABLE event(
     submission TEXT,
     step TEXT,
     stream TEXT,
+    item INTEGER,
     version INTEGER NOT NULL,
     body BLOB NOT NULL,
     sum INTEGER NOT NULL,

@@ -24,6 +24,7 @@ from trio_agent.store.history import (
     past_at,
 )
 from trio_agent.store.journal import (
+    SELECT_EVENTS,
     SessionRow,
     checkpoint_of,
     events,
@@ -35,6 +36,7 @@ from trio_agent.store.journal import (
 from trio_agent.store.ledger import stream_text
 from trio_agent.store.numbering import Stream
 from trio_agent.store.ownership import require_free
+from trio_agent.store.quoting import places, quote
 from trio_agent.store.rows import Head, write_head, write_row, write_small
 from trio_agent.store.saving import (
     CALLS,
@@ -110,12 +112,8 @@ def export(connection: sqlite3.Connection, key: str) -> Archive:
     checkpoint = checkpoint_of(load_row(connection, session))
     found = summary(connection, key)
     assert found is not None
-    rows = connection.execute(
-        "SELECT sequence, at, kind, submission, version, body, sum, step, stream FROM event"
-        " WHERE session=? ORDER BY sequence",
-        (session.id,),
-    ).fetchall()
-    journal = events(key, (row[:7] for row in rows))
+    rows = connection.execute(SELECT_EVENTS + " ORDER BY sequence", (session.id,)).fetchall()
+    journal = events(key, rows)
     receipts = connection.execute(
         "SELECT submission, sequence, digest FROM receipt WHERE session=? ORDER BY rowid",
         (session.id,),
@@ -233,6 +231,7 @@ def _tables(
     parts = [(QUEUE, n, record) for n, record in enumerate(checkpoint.queue) if apart]
     calls = [(CALLS, n, record) for n, record in enumerate(checkpoint.pending_tools) if apart]
     key = checkpoint.session_id
+    texts = places((row.item for row in archive.items), 1)
     return [
         (
             "INSERT INTO epoch VALUES(?,?,?,?)",
@@ -266,7 +265,7 @@ def _tables(
             ],
         ),
         (
-            "INSERT INTO event VALUES(?,?,?,?,?,?,?,?,?,?)",
+            "INSERT INTO event VALUES(?,?,?,?,?,?,?,?,?,?,?)",
             [
                 (
                     row,
@@ -276,6 +275,7 @@ def _tables(
                     event.submission_id,
                     one.step_id,
                     None if one.stream is None else stream_text(one.stream),
+                    item,
                     version,
                     body,
                     event_sum(
@@ -284,11 +284,13 @@ def _tables(
                         event.sequence,
                         event.recorded_at_ms,
                         event.submission_id,
+                        item,
                     ),
                 )
                 for one in archive.events
                 for event in (one.event,)
-                for body in (write_row(event.msg),)
+                for stored, item in (quote(event.msg, texts),)
+                for body in (write_row(stored),)
             ],
         ),
         (

@@ -42,6 +42,7 @@ from trio_agent.testing.store_saves import (
     check_numbers,
     check_receipts,
     check_round_trip,
+    check_told_twice,
 )
 from trio_agent.testing.store_sessions import (
     check_cancellation,
@@ -114,6 +115,7 @@ CHECKS: Sequence[Callable[[CheckpointStore], Awaitable[None]]] = (
     check_guard,
     check_numbers,
     check_deltas,
+    check_told_twice,
     check_receipts,
     check_pages,
     check_limits,

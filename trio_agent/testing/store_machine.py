@@ -28,6 +28,7 @@ from trio_agent.protocol.events import (
     SessionContext,
     SubmissionAccepted,
     TokenCount,
+    ToolCallEnd,
     ToolProgress,
     UserMessage,
 )
@@ -116,6 +117,14 @@ facts: st.SearchStrategy[EventMsg] = st.one_of(
         AgentMessage,
         **_step,
         content=st.tuples(_kw(ContentPart, phase=st.just("commentary"), text=texts)),
+    ),
+    _kw(
+        ToolCallEnd,
+        turn_id=st.just("t"),
+        call_id=st.just("1"),
+        name=st.just("look"),
+        output=texts,
+        outcome=st.just("finished"),
     ),
     _kw(TokenCount, total=_kw(TokenUsage, total_tokens=times)),
     _kw(Notice, capability=st.just("c"), text=texts),

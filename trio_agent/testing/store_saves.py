@@ -9,22 +9,27 @@ import trio
 import trio.testing
 
 from trio_agent.protocol.events import (
+    AgentMessage,
     AgentMessageDelta,
     AgentReasoningDelta,
+    ContentPart,
     Draft,
     ModelStepCompleted,
     SessionContext,
     StreamMetrics,
     SubmissionAccepted,
     TokenCount,
+    ToolCallEnd,
     ToolProgress,
     TurnStarted,
+    UserMessage,
 )
 from trio_agent.protocol.items import (
     AssistantItem,
     Item,
     Sealed,
     ToolCallItem,
+    ToolOutputItem,
     UserItem,
 )
 from trio_agent.protocol.limits import MAX_INTEGER
@@ -335,6 +340,42 @@ async def check_deltas(store: CheckpointStore) -> None:
     assert left == [text(0, "z", "q").msg, note("between").msg, completed, failed]
     slice_ = await store.events_after("s", 0, 1)
     assert slice_.pruned_through == 0, "replaced deltas are no gap"
+
+
+async def check_told_twice(store: CheckpointStore) -> None:
+    """An event that tells what an item tells stays whole, whatever becomes of either."""
+    question, output, answer = (word * 40 for word in ("why? ", "found ", "so. "))
+    added: list[Item] = [
+        UserItem(text=question, submission_id="s1"),
+        ToolCallItem(call_id="c", name="look", arguments={}),
+        ToolOutputItem(call_id="c", output=output),
+        AssistantItem(text=answer),
+    ]
+    part = ContentPart(phase="final_answer", text=answer)
+    end = ToolCallEnd(turn_id="t", call_id="c", name="look", output=output, outcome="finished")
+    drafts = [
+        draft(UserMessage(turn_id="t", text=question)),
+        draft(end),
+        draft(AgentMessage(turn_id="t", step_id="p", content=(part,))),
+        draft(AgentMessage(turn_id="t", step_id="p", content=(part, part))),
+        draft(AgentMessage(turn_id="t", step_id="p", content=())),
+        note(question),
+    ]
+    checkpoint = following(await begin(store), *added)
+    told = await store.save(checkpoint, added, events=drafts, execution=finished("s", "s1"))
+    assert [event.msg for event in told] == [one.msg for one in drafts]
+    checkpoint = await save_turns(store, checkpoint, 1, first=2)
+    latest = (await store.event_page("s", limit=1)).events
+    assert await journal_of(store) == [*told, *latest]
+    assert (await store.event_page("s")).events == (*latest, *reversed(told))
+    name = await store.import_session(await store.export_session("s"), session_id="copy")
+    assert await journal_of(store, name) == [*told, *latest]
+    cut = await store.rewind("s", 2)
+    assert len(cut.context) == 0
+    assert await journal_of(store) == [*told, *latest]
+    await store.prune("s", keep_events=5)
+    assert await journal_of(store) == [*told[2:], *latest]
+    assert await store.verify() == ()
 
 
 async def check_receipts(store: CheckpointStore) -> None:

@@ -19,8 +19,9 @@ from trio_agent.protocol.events import (
     ModelStepCompleted,
     Notice,
     TokenCount,
+    ToolCallEnd,
 )
-from trio_agent.protocol.items import AssistantItem, UserItem
+from trio_agent.protocol.items import AssistantItem, ToolOutputItem, UserItem
 from trio_agent.protocol.usage import TokenUsage
 from trio_agent.state.checkpoint import Checkpoint, QueuedMessage
 from trio_agent.store import SqliteCheckpoint
@@ -183,6 +184,25 @@ async def test_a_long_prompt_is_stored_once(tmp_path: Path) -> None:
                 await store.save(checkpoint, contents={"d": prompt})
 
     assert await sized(tmp_path / "s.db", sessions) < 6_000_000
+
+
+async def test_a_text_told_twice_is_stored_once(tmp_path: Path) -> None:
+    """Mutant: without quoting, the journal held every question, output and answer again."""
+
+    async def turns(store: SqliteCheckpoint) -> None:
+        checkpoint = await begin(store)
+        for number in range(20):
+            item = ToolOutputItem(call_id="c", output=f"{number}" * 20_000)
+            checkpoint = following(checkpoint, item)
+            end = ToolCallEnd(
+                turn_id="t", call_id="c", name="n", output=item.output, outcome="finished"
+            )
+            await store.save(checkpoint, [item], events=[draft(end)])
+        data = await store.export_session("s")
+        await store.import_session(data, session_id="copy")
+
+    texts = 2 * sum(20_000 * len(f"{number}") for number in range(20))
+    assert await sized(tmp_path / "s.db", turns) < 1.2 * texts
 
 
 async def test_a_long_queue_is_not_written_again(tmp_path: Path) -> None:
