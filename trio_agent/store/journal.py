@@ -7,7 +7,8 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, Final, TypeVar, cast
 
-import attrs
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trio_agent.errors import (
     ConfigError,
@@ -17,7 +18,6 @@ from trio_agent.errors import (
 )
 from trio_agent.protocol.events import Event
 from trio_agent.protocol.items import Item
-from trio_agent.record import Record
 from trio_agent.state.checkpoint import (
     Checkpoint,
     ExecutionRecord,
@@ -69,8 +69,7 @@ SELECT_EVENTS: Final = (
 """An event's row, the item that it quotes, and what its stream was like; see `events`."""
 
 
-@attrs.frozen(eq=False, repr=False)
-class SessionRow(Record):
+class SessionRow(Struct, frozen=True):
     """The numbers of a session."""
 
     id: int
@@ -177,7 +176,7 @@ def load_row(connection: sqlite3.Connection, session: SessionRow) -> Base:
     )
     validate_checkpoint(checkpoint)
     found = connection.execute("SELECT digest FROM content_use WHERE session=?", (session.id,))
-    return attrs.evolve(
+    return replace(
         base_of(session),
         checkpoint=checkpoint,
         queue=queue,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import attrs
+from msgspec import Struct
 
 from trio_agent.errors import ConfigError
 from trio_agent.protocol.events import (
@@ -61,8 +62,7 @@ class Stream(Record):
         )
 
 
-@attrs.define(eq=False, repr=False)
-class Entry:
+class Entry(Struct, eq=False):
     """An event on its way into the journal.
 
     ``row`` says whether it leaves a row; ``body`` is what stands there, once somebody wrote

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
-import attrs
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from trio_agent.errors import ConfigError
 from trio_agent.protocol.codec import CODEC_VERSION, ROW_TYPES
 from trio_agent.protocol.events import Draft, Event, ModelStepCompleted, TokenCount
 from trio_agent.protocol.items import Item
-from trio_agent.record import Record
 from trio_agent.state.checkpoint import Checkpoint, ExecutionRecord, QueuedMessage, ToolCall
 from trio_agent.store.base import Lease
 from trio_agent.store.history import weave
@@ -70,8 +70,7 @@ def session_sum(
     return zlib.crc32(head, zlib.crc32(stats, zlib.crc32(small or b"", salt)))
 
 
-@attrs.frozen(eq=False, repr=False)
-class Parts(Record, Generic[R]):
+class Parts(Struct, Generic[R], frozen=True):
     """Records stored as rows of their own, each under an ordinal that grows with its place."""
 
     rows: tuple[tuple[int, R], ...] = ()
@@ -87,8 +86,7 @@ def numbered(records: Sequence[R]) -> Parts[R]:
     return Parts(tuple(enumerate(records)))
 
 
-@attrs.frozen(eq=False, repr=False)
-class PartsChange(Record, Generic[R]):
+class PartsChange(Struct, Generic[R], frozen=True):
     """How to get from one `Parts` to the next; ``wipe`` deletes all rows first."""
 
     after: Parts[R]
@@ -130,8 +128,7 @@ def change(
     return PartsChange(Parts(tuple(rows)), deleted=deleted, written=tuple(written))
 
 
-@attrs.frozen(kw_only=True, eq=False, repr=False)
-class Base(Record):
+class Base(Struct, frozen=True, kw_only=True):
     """What this store last saw of a session; a save is worked out from it.
 
     ``sequence``, ``items`` and ``events`` are how far its saves, its rows and its
@@ -156,11 +153,10 @@ class Base(Record):
     def grown(self, job: Job) -> Base:
         """Return what the session looks like once an append is committed."""
         events = job.first + len(job.entries) - 1
-        return attrs.evolve(self, events=events, tokens=job.token_sequence or self.tokens)
+        return replace(self, events=events, tokens=job.token_sequence or self.tokens)
 
 
-@attrs.define(kw_only=True, eq=False, repr=False)
-class Job:
+class Job(Struct, kw_only=True, eq=False):
     """One append, or the journal part of one save; ends with its numbers or ``error``.
 
     ``token_offset`` is the place of the newest token count, from 1; 0 if there is none.
@@ -188,8 +184,7 @@ class Job:
         return tuple([entry.numbered(first + at) for at, entry in enumerate(self.entries)])
 
 
-@attrs.define(kw_only=True, eq=False, repr=False)
-class Save(Job):
+class Save(Job, kw_only=True, eq=False):
     """One save. ``base`` is None for a session without a row; creating it gives it one."""
 
     checkpoint: Checkpoint
