@@ -8,41 +8,21 @@ import attrs
 
 from trio_agent.errors import CorruptStoreError, ProtocolError
 from trio_agent.protocol import codec
-from trio_agent.protocol.events import Event
 from trio_agent.protocol.items import Item
 from trio_agent.protocol.text import Json
 from trio_agent.record import Record
 from trio_agent.state.checkpoint import (
     Checkpoint,
-    ExecutionRecord,
     QueuedMessage,
     ToolCall,
     validate_checkpoint,
 )
 from trio_agent.store.base import Receipt
-from trio_agent.store.history import Epoch, ItemRow
-from trio_agent.store.numbering import Stream
+from trio_agent.store.history import Epoch, EventRow, FinishedTurn, ItemRow
 from trio_agent.store.rows import Head, whole
 
 FORMAT: Final = "trio_agent.session"
 ARCHIVE_VERSION: Final = 1
-
-
-@attrs.frozen(kw_only=True, eq=False, repr=False)
-class EventRow(Record):
-    """An event that has a row; ``stream`` is what a delta's row knows of its arrival."""
-
-    event: Event
-    step_id: str | None = None
-    stream: Stream | None = None
-
-
-@attrs.frozen(kw_only=True, eq=False, repr=False)
-class FinishedTurn(Record):
-    """A finished turn, and the save that ended it."""
-
-    sequence: int
-    record: ExecutionRecord
 
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
@@ -121,8 +101,12 @@ def write_archive(archive: Archive) -> bytes:
     return codec.dumps(archive)
 
 
-def read_archive(data: bytes) -> Archive:
+def read_archive(data: bytes, session_id: str | None = None) -> Archive:
     """Decode what `write_archive` wrote, and check that it makes sense.
+
+    Args:
+        data: The export.
+        session_id: The session's new id, if it gets one.
 
     Raises:
         ProtocolError: If it is anything else.
@@ -142,7 +126,7 @@ def read_archive(data: bytes) -> Archive:
     found = problem(archive)
     if found is not None:
         raise ProtocolError(f"export: {found}")
-    return archive
+    return archive if session_id is None else archive.renamed(session_id)
 
 
 def problem(archive: Archive) -> str | None:

@@ -8,7 +8,7 @@ from trio_agent.errors import AgentError
 from trio_agent.store.archive import problem
 from trio_agent.store.journal import content, require, snapshot
 from trio_agent.store.saving import seal
-from trio_agent.store.transfer import export
+from trio_agent.store.transfer import archive_of
 
 
 def verify(connection: sqlite3.Connection) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def _session(connection: sqlite3.Connection, key: str) -> list[str]:
     if not count == last == session.items:
         return [f"{name} has {count} items up to number {last}, expected {session.items}"]
     try:
-        found = problem(export(connection, key))
+        found = problem(archive_of(connection, key))
     except AgentError as exc:
         return [str(exc)]
     return [] if found is None else [f"{name}: {found}"]

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
-import attrs
 import trio
+from msgspec import Struct, field
 
 from trio_agent.errors import CheckpointError
 from trio_agent.store.base import Lease
 from trio_agent.store.ownership import CHECK_SECONDS, RENEW_SECONDS
 
 
-@attrs.define(eq=False)
-class _Watch:
+class _Watch(Struct, eq=False):
     """A session that somebody guards."""
 
     lease: Lease
     lost: bool = False
-    wake: trio.Event = attrs.field(factory=trio.Event)
+    wake: trio.Event = field(default_factory=trio.Event)
 
 
 class Guards:

@@ -13,9 +13,11 @@ from operator import is_
 import attrs
 
 from trio_agent.errors import ConfigError
+from trio_agent.protocol.events import Event
 from trio_agent.protocol.items import Item, ToolCallItem, ToolOutputItem, UserItem
 from trio_agent.record import Record
-from trio_agent.state.checkpoint import Checkpoint, ExecutionStats
+from trio_agent.state.checkpoint import Checkpoint, ExecutionRecord, ExecutionStats
+from trio_agent.store.numbering import Stream
 
 
 def weave(delta: Sequence[Item], tail: Sequence[Item]) -> list[tuple[Item, bool, bool]]:
@@ -152,6 +154,23 @@ class Epoch(Record):
     epoch: int
     sequence: int
     start: int
+
+
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class EventRow(Record):
+    """An event that has a row; ``stream`` is what a delta's row knows of its arrival."""
+
+    event: Event
+    step_id: str | None = None
+    stream: Stream | None = None
+
+
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class FinishedTurn(Record):
+    """A finished turn, and the save that ended it."""
+
+    sequence: int
+    record: ExecutionRecord
 
 
 def epoch_at(epochs: Sequence[Epoch], sequence: int) -> Epoch:

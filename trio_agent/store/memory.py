@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-import attrs
 import trio
+from msgspec import Struct, field
 
 from trio_agent import ambient
 from trio_agent.errors import (
@@ -21,18 +21,10 @@ from trio_agent.errors import (
     StaleSessionError,
     UnknownError,
 )
-from trio_agent.protocol.events import Draft, Event, TokenCount
+from trio_agent.protocol.events import Draft, Event
 from trio_agent.protocol.items import Item
 from trio_agent.protocol.text import Json, check_json
 from trio_agent.state.checkpoint import Checkpoint, ExecutionRecord
-from trio_agent.store.archive import (
-    Archive,
-    Content,
-    FinishedTurn,
-    ScopedState,
-    read_archive,
-    write_archive,
-)
 from trio_agent.store.base import (
     EventPage,
     ExecutionPage,
@@ -54,6 +46,7 @@ from trio_agent.store.bounds import (
 )
 from trio_agent.store.history import (
     Epoch,
+    FinishedTurn,
     cut_for_rewind,
     epoch_at,
     first_held,
@@ -62,16 +55,14 @@ from trio_agent.store.history import (
 )
 from trio_agent.store.numbering import arrange
 from trio_agent.store.remembered import RememberedSession
-from trio_agent.store.rows import Head
 from trio_agent.store.sqlite import SqliteCheckpoint
 
 
-@attrs.define(eq=False, repr=False)
-class _Claim:
+class _Claim(Struct, eq=False):
     lease: Lease
     held: bool
     since_ms: int
-    lost: trio.Event = attrs.field(factory=trio.Event)
+    lost: trio.Event = field(default_factory=trio.Event)
 
 
 class MemoryCheckpoint:
@@ -465,71 +456,26 @@ class MemoryCheckpoint:
     async def export_session(self, session_id: str) -> bytes:
         """See `CheckpointStore.export_session`."""
         await trio.lowlevel.checkpoint()
-        return write_archive(self._archive(self._session(session_id)))
+        return self._packed(self._session(session_id))
 
-    def _archive(self, session: RememberedSession) -> Archive:
-        checkpoint = session.checkpoint
-        return Archive(
-            head=Head.of(checkpoint),
-            queue=checkpoint.queue,
-            pending_tools=checkpoint.pending_tools,
-            title=session.title,
-            created_at_ms=session.created_at_ms,
-            updated_at_ms=session.updated_at_ms,
-            first_sequence=session.first_sequence,
-            event_sequence=session.event_sequence,
-            pruned_through=session.pruned_through,
-            parent_session_id=session.parent_session_id,
-            parent_sequence=session.parent_sequence,
-            items=tuple(session.rows),
-            epochs=tuple(session.epochs),
-            events=tuple(session.events),
-            executions=tuple(session.executions),
-            receipts=tuple(session.receipts.values()),
-            contents=tuple(
-                Content(digest=digest, text=self._contents[digest])
-                for digest in sorted(session.contents)
-            ),
-            states=tuple(
-                ScopedState(key=key, value=value)
-                for (scope, key), value in sorted(self._states.items(), key=lambda one: one[0])
-                if scope == checkpoint.session_id
-            ),
-        )
+    def _packed(self, session: RememberedSession) -> bytes:
+        from trio_agent.store.packing import pack  # noqa: PLC0415
+
+        return pack(session, self._contents, self._states)
 
     async def import_session(self, data: bytes, *, session_id: str | None = None) -> str:
         """See `CheckpointStore.import_session`."""
         await trio.lowlevel.checkpoint()
-        archive = read_archive(data)
-        if session_id is not None:
-            archive = archive.renamed(session_id)
+        from trio_agent.store.archive import read_archive  # noqa: PLC0415
+        from trio_agent.store.packing import remembered  # noqa: PLC0415
+
+        archive = read_archive(data, session_id)
         key = archive.head.session_id
         check_id(key)
         if key in self._sessions:
             raise ConfigError(f"session {key!r} exists already")
         self._check_free(key)
-        session = RememberedSession(
-            checkpoint=archive.checkpoint(),
-            created_at_ms=archive.created_at_ms,
-            updated_at_ms=archive.updated_at_ms,
-            first_sequence=archive.first_sequence,
-            title=archive.title,
-            event_sequence=archive.event_sequence,
-            pruned_through=archive.pruned_through,
-            parent_session_id=archive.parent_session_id,
-            parent_sequence=archive.parent_sequence,
-            rows=list(archive.items),
-            epochs=list(archive.epochs),
-            events=list(archive.events),
-            executions=list(archive.executions),
-            receipts={receipt.submission_id: receipt for receipt in archive.receipts},
-            contents={content.digest for content in archive.contents},
-        )
-        for row in archive.events:
-            if row.step_id is not None:
-                session.deltas.setdefault(row.step_id, []).append(row.event.sequence)
-            if isinstance(row.event.msg, TokenCount):
-                session.token_sequence = row.event.sequence
+        session = remembered(archive)
         self._sessions[key] = session
         self._touch(session, archive.updated_at_ms)
         self._contents |= {content.digest: content.text for content in archive.contents}
@@ -539,10 +485,12 @@ class MemoryCheckpoint:
     async def verify(self) -> tuple[str, ...]:
         """See `CheckpointStore.verify`."""
         await trio.lowlevel.checkpoint()
+        from trio_agent.store.archive import read_archive  # noqa: PLC0415
+
         problems: list[str] = []
         for key, session in sorted(self._sessions.items()):
             try:
-                read_archive(write_archive(self._archive(session)))
+                read_archive(self._packed(session))
             except (ConfigError, CorruptStoreError) as exc:
                 problems.append(f"session {key!r}: {exc}")
             epoch = session.checkpoint.context_epoch
@@ -561,11 +509,11 @@ class MemoryCheckpoint:
         """
         if Path(path).exists():  # noqa: ASYNC240  # what follows opens it in a thread
             raise ConfigError(f"{path} exists; a backup overwrites nothing")
-        sessions = [self._archive(session) for session in self._newest_first()]
+        sessions = [self._packed(session) for session in self._newest_first()]
         states = dict(self._states)
         async with SqliteCheckpoint(path, now_ms=self._now_ms) as copy:
-            for archive in reversed(sessions):
-                await copy.import_session(write_archive(archive))
+            for packed in reversed(sessions):
+                await copy.import_session(packed)
             for (scope, key), value in states.items():
                 await copy.save_state(scope, key, value)
 

@@ -6,18 +6,24 @@ import bisect
 from collections.abc import Iterable, Sequence
 
 import attrs
+from msgspec import Struct, field
 
 from trio_agent.protocol.events import Event, SubmissionAccepted, TokenCount
 from trio_agent.protocol.items import Item
 from trio_agent.state.checkpoint import Checkpoint
-from trio_agent.store.archive import EventRow, FinishedTurn
 from trio_agent.store.base import Receipt, SessionSummary
-from trio_agent.store.history import Epoch, ItemRow, readable, weave
+from trio_agent.store.history import (
+    Epoch,
+    EventRow,
+    FinishedTurn,
+    ItemRow,
+    readable,
+    weave,
+)
 from trio_agent.store.numbering import Entry, Stream, settle
 
 
-@attrs.define(kw_only=True, eq=False, repr=False)
-class RememberedSession:
+class RememberedSession(Struct, kw_only=True, eq=False):
     """One session as it is now, and its whole past."""
 
     checkpoint: Checkpoint
@@ -30,14 +36,14 @@ class RememberedSession:
     pruned_through: int = 0
     parent_session_id: str | None = None
     parent_sequence: int | None = None
-    rows: list[ItemRow] = attrs.field(factory=list)
-    epochs: list[Epoch] = attrs.field(factory=list)
-    events: list[EventRow] = attrs.field(factory=list)
-    deltas: dict[str, list[int]] = attrs.field(factory=dict)
+    rows: list[ItemRow] = field(default_factory=list)
+    epochs: list[Epoch] = field(default_factory=list)
+    events: list[EventRow] = field(default_factory=list)
+    deltas: dict[str, list[int]] = field(default_factory=dict)
     token_sequence: int = 0
-    executions: list[FinishedTurn] = attrs.field(factory=list)
-    receipts: dict[str, Receipt] = attrs.field(factory=dict)
-    contents: set[str] = attrs.field(factory=set)
+    executions: list[FinishedTurn] = field(default_factory=list)
+    receipts: dict[str, Receipt] = field(default_factory=dict)
+    contents: set[str] = field(default_factory=set)
 
     def add(self, checkpoint: Checkpoint, delta: Sequence[Item]) -> None:
         """Add the rows of a save, and close those that a new epoch left out."""

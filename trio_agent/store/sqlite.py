@@ -30,8 +30,7 @@ from trio_agent.protocol.items import Item
 from trio_agent.protocol.limits import MAX_INTEGER
 from trio_agent.protocol.text import Json, check_json
 from trio_agent.state.checkpoint import Checkpoint, ExecutionRecord
-from trio_agent.store import audit, catalog, journal, ownership, transfer
-from trio_agent.store.archive import read_archive, write_archive
+from trio_agent.store import catalog, journal, ownership
 from trio_agent.store.base import (
     EventPage,
     ExecutionPage,
@@ -498,9 +497,7 @@ class SqliteCheckpoint:
         check_id(session_id)
         check_id(parent_id)
         check_position(parent_sequence, name="parent_sequence")
-        return await self._write(
-            transfer.fork, parent_id, parent_sequence, session_id, self._now_ms()
-        )
+        return await self._write(_fork, parent_id, parent_sequence, session_id, self._now_ms())
 
     async def rewind(self, session_id: str, turns: int) -> Checkpoint:
         """See `CheckpointStore.rewind`."""
@@ -520,7 +517,7 @@ class SqliteCheckpoint:
 
     async def verify(self) -> tuple[str, ...]:
         """See `CheckpointStore.verify`."""
-        return await self._read(audit.verify)
+        return await self._read(_verify)
 
     async def backup(self, path: Path | str) -> None:
         """See `CheckpointStore.backup`. In the copy nobody holds a session.
@@ -563,35 +560,36 @@ def _before(session_id: str, before: int | None) -> int:
     return MAX_INTEGER if before is None else before
 
 
+# What copies whole sessions is loaded by who does, in the thread that does it.
+
+
+def _fork(
+    connection: sqlite3.Connection, parent_id: str, at: int, key: str, now_ms: int
+) -> SessionSummary:
+    from trio_agent.store.transfer import fork  # noqa: PLC0415
+
+    return fork(connection, parent_id, at, key, now_ms)
+
+
 def _export(connection: sqlite3.Connection, session_id: str) -> bytes:
-    with journal.snapshot(connection):
-        archive = transfer.export(connection, session_id)
-    return write_archive(archive)
+    from trio_agent.store.transfer import export  # noqa: PLC0415
+
+    return export(connection, session_id)
 
 
 def _import(connection: sqlite3.Connection, data: bytes, session_id: str | None) -> str:
-    archive = read_archive(data)
-    if session_id is not None:
-        archive = archive.renamed(session_id)
-    check_id(archive.head.session_id)
-    transfer.insert(connection, archive)
-    return archive.head.session_id
+    from trio_agent.store.transfer import import_  # noqa: PLC0415
+
+    return import_(connection, data, session_id)
+
+
+def _verify(connection: sqlite3.Connection) -> tuple[str, ...]:
+    from trio_agent.store.audit import verify  # noqa: PLC0415
+
+    return verify(connection)
 
 
 def _backup(connection: sqlite3.Connection, target: Path) -> None:
-    try:
-        os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    except FileExistsError:
-        raise ConfigError(f"{target} exists; a backup overwrites nothing") from None
-    with told(target):
-        copy = sqlite3.connect(target, isolation_level=None)
-        try:
-            connection.backup(copy)
-            copy.execute("PRAGMA journal_mode=DELETE")  # one file, whole by itself
-            copy.execute("UPDATE claim SET owner=NULL")
-            copy.execute("DELETE FROM owner")
-        except BaseException:
-            target.unlink()
-            raise
-        finally:
-            copy.close()
+    from trio_agent.store.transfer import backup  # noqa: PLC0415
+
+    backup(connection, target)

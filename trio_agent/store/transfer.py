@@ -1,22 +1,34 @@
-"""Every statement that copies a whole session: forks, exports, imports."""
+"""Every statement that copies a whole session: forks, exports, imports, backups."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from trio_agent.errors import UnknownError
+from trio_agent.errors import ConfigError, UnknownError
 from trio_agent.protocol.codec import CODEC_VERSION
 from trio_agent.protocol.events import TokenCount
 from trio_agent.protocol.limits import MAX_INTEGER
 from trio_agent.state.checkpoint import Checkpoint
-from trio_agent.store.archive import Archive, Content, EventRow, FinishedTurn, ScopedState
+from trio_agent.store.archive import (
+    Archive,
+    Content,
+    ScopedState,
+    read_archive,
+    write_archive,
+)
 from trio_agent.store.base import Receipt, SessionSummary
+from trio_agent.store.bounds import check_id
 from trio_agent.store.catalog import load_state, require_new, summary
+from trio_agent.store.faults import told
 from trio_agent.store.history import (
     Epoch,
+    EventRow,
+    FinishedTurn,
     ItemRow,
     epoch_at,
     first_held,
@@ -32,6 +44,7 @@ from trio_agent.store.journal import (
     items,
     load_row,
     require,
+    snapshot,
 )
 from trio_agent.store.ledger import stream_text
 from trio_agent.store.numbering import Stream
@@ -106,8 +119,8 @@ def fork(
     return made
 
 
-def export(connection: sqlite3.Connection, key: str) -> Archive:
-    """See `CheckpointStore.export_session`; call it inside a transaction."""
+def archive_of(connection: sqlite3.Connection, key: str) -> Archive:
+    """Return everything about a session; call it inside a transaction."""
     session = require(connection, key)
     checkpoint = checkpoint_of(load_row(connection, session))
     found = summary(connection, key)
@@ -156,6 +169,21 @@ def export(connection: sqlite3.Connection, key: str) -> Archive:
             for (name,) in states.fetchall()
         ),
     )
+
+
+def export(connection: sqlite3.Connection, key: str) -> bytes:
+    """See `CheckpointStore.export_session`."""
+    with snapshot(connection):
+        archive = archive_of(connection, key)
+    return write_archive(archive)
+
+
+def import_(connection: sqlite3.Connection, data: bytes, key: str | None) -> str:
+    """See `CheckpointStore.import_session`."""
+    archive = read_archive(data, key)
+    check_id(archive.head.session_id)
+    insert(connection, archive)
+    return archive.head.session_id
 
 
 def _stream(text: str | None) -> Stream | None:
@@ -322,3 +350,23 @@ def _tables(
             ],
         ),
     ]
+
+
+def backup(connection: sqlite3.Connection, target: Path) -> None:
+    """See `CheckpointStore.backup`."""
+    try:
+        os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        raise ConfigError(f"{target} exists; a backup overwrites nothing") from None
+    with told(target):
+        copy = sqlite3.connect(target, isolation_level=None)
+        try:
+            connection.backup(copy)
+            copy.execute("PRAGMA journal_mode=DELETE")  # one file, whole by itself
+            copy.execute("UPDATE claim SET owner=NULL")
+            copy.execute("DELETE FROM owner")
+        except BaseException:
+            target.unlink()
+            raise
+        finally:
+            copy.close()
