@@ -101,10 +101,11 @@ def _run(nursery: trio.Nursery, start: Started, intake: Intake) -> None:
 
     async def run() -> None:
         await intake.runner.run()
-        await session.commit()  # what was appended last
-        session.tail.end()
+        # First of all: whoever waited behind the last commit would find the session over.
         for scope in scopes:
             scope.cancel(reason="the session is over")
+        await session.commit()  # what was appended last
+        session.tail.end()
 
     async def serve(serving: Callable[[], Awaitable[None]]) -> None:
         scope = trio.CancelScope()
@@ -120,8 +121,12 @@ def _run(nursery: trio.Nursery, start: Started, intake: Intake) -> None:
             raise
 
     async def asides() -> None:
-        async with trio.open_nursery() as opening.asides:
-            await trio.sleep_forever()
+        async with trio.open_nursery() as beside:
+            opening.asides = beside
+            try:
+                await trio.sleep_forever()
+            finally:
+                opening.asides = None
 
     nursery.start_soon(serve, session.run_recorder, name=f"recorder {session_id}")
     nursery.start_soon(serve, guard, name=f"lease {session_id}")

@@ -172,10 +172,8 @@ class Intake:
                     if isinstance(op.decision, Abort):
                         self.runner.interrupt(turn.turn_id, submission.id, ABORTED)
             case CapabilityCommand():
-                asides = self.opening.asides
-                assert asides is not None
                 name = f"command {op.capability} {op.command}"
-                asides.start_soon(self._command, op, submission.id, name=name)
+                self.opening.start_aside(self._command, op, submission.id, name=name)
             case SetModel() | ResumeSession():
                 pass
             case _:

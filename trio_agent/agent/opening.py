@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import cast
+from collections.abc import Awaitable, Callable
+from typing import TypeVarTuple, Unpack, cast
 
 import msgspec
 import trio
@@ -25,6 +26,8 @@ from trio_agent.state.context import BYTES_PER_TOKEN
 from trio_agent.tools.catalog import Catalog
 
 logger = logging.getLogger("trio_agent.agent")
+
+Ts = TypeVarTuple("Ts")
 
 
 class Opening:
@@ -54,7 +57,7 @@ class Opening:
         self.watched = set[str]()
         """Submissions that somebody in this process waits for: `Agent.run`."""
         self.asides: trio.Nursery | None = None
-        """Where commands and watches run; cancelled when the session ends."""
+        """Where commands and watches run; None before and after the session does."""
 
         tools = sum(len(msgspec.json.encode(definition)) for definition in definitions)
         self.fixed_tokens = (len(instructions.encode()) + tools) // BYTES_PER_TOKEN
@@ -67,6 +70,13 @@ class Opening:
     def new_id(self) -> str:
         """Return a fresh id."""
         return self.config.ambient.new_id()
+
+    def start_aside(
+        self, work: Callable[[Unpack[Ts]], Awaitable[None]], *args: *Ts, name: str
+    ) -> None:
+        """Run a task beside the turns, until the session ends; none begins after that."""
+        if self.asides is not None:
+            self.asides.start_soon(work, *args, name=name)
 
     def window(self, route: str) -> int:
         """Return the context window of *route*, in tokens."""

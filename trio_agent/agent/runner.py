@@ -60,8 +60,7 @@ class Runner:
         turn = self.turn
         if turn is not None and turn.turn_id == turn_id and not turn.interrupted:
             turn.interrupt(reason, cause=cause)
-            if self.opening.asides is not None:
-                self.opening.asides.start_soon(self._watch, turn, name=f"watch {turn_id}")
+            self.opening.start_aside(self._watch, turn, name=f"watch {turn_id}")
 
     def unsettle(self, submission_id: str) -> None:
         """Say that a queued message was edited or taken back: hooks may be at work on it."""
