@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import trio
+
 from trio_agent.agent.opening import Opening, describe, logger
 from trio_agent.errors import StepLimitError
 from trio_agent.middleware.contexts import Effects
@@ -39,17 +41,21 @@ def failed(exc: Exception) -> Ending:
 async def run_turn_end(
     opening: Opening, turn_id: str, outcome: TurnOutcome, effects: Effects
 ) -> None:
-    """Run the turn_end hooks of a turn; a failure of theirs is told and changes nothing."""
+    """Run the turn_end hooks of a turn, for as long as the grace lasts.
+
+    A failure of theirs is told and changes nothing.
+    """
     checkpoint = opening.session.checkpoint
     try:
-        await opening.stack.turn_end(
-            opening.runtime,
-            turn_id,
-            effects,
-            checkpoint.states,
-            outcome=outcome,
-            queue=checkpoint.queue,
-        )
+        with trio.move_on_after(opening.config.shutdown_grace):
+            await opening.stack.turn_end(
+                opening.runtime,
+                turn_id,
+                effects,
+                checkpoint.states,
+                outcome=outcome,
+                queue=checkpoint.queue,
+            )
     except Exception as exc:
         logger.exception("a turn_end hook failed")
         effects.events.append(Warning(code="turn_end_failed", message=describe(exc)))

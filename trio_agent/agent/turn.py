@@ -187,8 +187,7 @@ class Turn:
         self._hooks_ended = True
         effects = Effects()
         self.activity = "a turn_end hook"
-        with trio.move_on_after(self.opening.config.shutdown_grace):
-            await run_turn_end(self.opening, self.turn_id, ending.outcome, effects)
+        await run_turn_end(self.opening, self.turn_id, ending.outcome, effects)
         effects.items.clear()
         if effects and session.broken is None:
             await session.commit(*parts_of(effects), cause=self.submission_id)
