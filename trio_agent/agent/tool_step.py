@@ -47,7 +47,7 @@ from trio_agent.protocol.limits import (
     MAX_TOOL_OUTPUT_BYTES,
     MIN_TOOL_OUTPUT_BYTES,
 )
-from trio_agent.protocol.ops import Abort
+from trio_agent.protocol.ops import Abort, ExecApproval, Submission, validate_submission
 from trio_agent.protocol.text import Json, cut_end, cut_middle, replace_surrogates
 from trio_agent.sandbox.policy import Permissions
 from trio_agent.state.changes import ApprovalAsked, CallEnded, CallsBegan, StateSaved
@@ -389,7 +389,9 @@ class Batch:
         call = next((one for one in checkpoint.pending_tools if one.call_id == call_id), None)
         if call is None or not call.waiting:
             return
-        decision = await handler(approval_request(checkpoint, call))
+        request = approval_request(checkpoint, call)
+        decision = await handler(request)
+        validate_submission(Submission(request.id, ExecApproval(request.id, decision)))
 
         def answer(checkpoint: Checkpoint) -> Sequence[Part]:
             for one in checkpoint.pending_tools:

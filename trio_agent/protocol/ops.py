@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Literal, TypeAlias, assert_never
+from typing import ClassVar, Final, Literal, TypeAlias, assert_never, get_args
 
 import attrs
 import msgspec
@@ -239,6 +239,8 @@ def _check_op(op: Op) -> None:
 
 
 def _check_decision(decision: Decision) -> None:
+    if not isinstance(decision, get_args(Decision)):  # what is no decision would approve
+        raise ValueError(f"a decision must be one of ours, not {type(decision).__name__}")  # noqa: TRY004
     if isinstance(decision, Denied):
         size = limits.MAX_CAPABILITY_INPUT_BYTES
         check_text(decision.rejection, name="rejection", limit=size)
