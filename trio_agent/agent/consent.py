@@ -33,10 +33,12 @@ def grant_key(registered: Registered, call: ToolCall) -> str:
 
     The identical call, unless the tool says which calls one approval covers.
     """
+    covered: object = call.arguments
     if registered.grant_key is not None:
-        covered: object = registered.grant_key(call.arguments)
-    else:
-        covered = call.arguments
+        try:
+            covered = str(registered.grant_key(call.arguments))
+        except Exception as exc:
+            logger.warning("tool %r has no grant key for a call", call.name, exc_info=exc)
     text = msgspec.json.encode([call.name, covered], order="deterministic")
     return hashlib.sha256(text).hexdigest()
 
