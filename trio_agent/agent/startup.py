@@ -131,6 +131,13 @@ class _Show:
         else:
             self.early.append(update)
 
+    def begin(self, session: Session, written: int) -> None:
+        """Show all in the journal from now on; the first *written* stand there already."""
+        self.session = session
+        for update in self.early[written:]:
+            session.append(update, None)
+        self.early.clear()
+
 
 def owner_label() -> str:
     """Return how this process is named to others."""
@@ -194,11 +201,13 @@ async def started(config: AgentConfig, opened: Opened) -> AsyncGenerator[Started
             hooked = await _turn_end_hooks(opening, changes)
             extra = [*hooked, *warnings]
             first = _FirstCommit(opening, loaded, route, changes, history, extra)
-            events = await first.commit(show.early)
+            shown = tuple(show.early)
+            events = await first.commit(shown)
         except BaseException as exc:
             opened.fail(exc)  # a middleware's nursery may wrap it on its way out
             raise
-        show.session, opened.done = session, True
+        show.begin(session, len(shown))
+        opened.done = True
         yield Started(
             opening=opening,
             store=store,
