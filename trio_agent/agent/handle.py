@@ -72,7 +72,8 @@ class Agent:
     @property
     def model_route(self) -> str:
         """The route that the next turn asks."""
-        return self._opening.session.checkpoint.model_route or self.session.model.route
+        checkpoint = self._opening.session.checkpoint
+        return checkpoint.model_route or self._opening.router.default_route
 
     @property
     def model_choices(self) -> tuple[ModelChoice, ...]:

@@ -22,6 +22,7 @@ from trio_agent.protocol.events import Error, ModelChanged
 from trio_agent.protocol.limits import MAX_ERROR_MESSAGE_BYTES
 from trio_agent.protocol.text import Json, cut_end, replace_surrogates
 from trio_agent.state.changes import ContextChanged, StateSaved, UsageCounted
+from trio_agent.state.checkpoint import Checkpoint
 from trio_agent.state.context import BYTES_PER_TOKEN
 from trio_agent.tools.catalog import Catalog
 
@@ -82,6 +83,16 @@ class Opening:
         """Return the context window of *route*, in tokens."""
         choice = self.router.resolve(route)
         return choice.context_window or self.config.context_window
+
+    def route_of(self, checkpoint: Checkpoint) -> str:
+        """Return the route that is asked next: a turn stays where a failing route has led it.
+
+        A restart may find that it is registered no longer.
+        """
+        active = checkpoint.active_execution
+        if active is not None and active.route is not None and self.router.has(active.route):
+            return active.route
+        return checkpoint.model_route or self.router.default_route
 
     def model_changed(self, route: str) -> ModelChanged:
         """Return *route* as frontends are told about it."""

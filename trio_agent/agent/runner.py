@@ -217,7 +217,6 @@ def began_by(
 ) -> list[Part]:
     """Return the beginning of the turn of *message*; nothing of a refused one is kept."""
     hidden = tuple(item for item in effects.items if isinstance(item, UserItem))
-    route = opening.session.checkpoint.model_route or opening.router.default_route
     began = TurnBegan(
         submission_id=message.id,
         turn_id=turn.turn_id,
@@ -226,7 +225,7 @@ def began_by(
         attachments=() if refused else message.attachments,
         hidden=() if refused else hidden,
         delivery="queue" if message.boundary == "queue" else "turn",
-        context_window=opening.window(route),
+        context_window=opening.window(opening.route_of(opening.session.checkpoint)),
     )
     rest = attrs.evolve(effects, items=[], rewrite=None)
     return [began, *parts_of(rest, message.id)]

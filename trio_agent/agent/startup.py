@@ -267,7 +267,7 @@ def _choose_route(
     if loaded is None or config.override_saved_model_route:
         return router.default_route, []
     saved = loaded.model_route
-    if saved is not None and saved in {choice.route for choice in router.choices()}:
+    if saved is not None and router.has(saved):
         return saved, []
     lost = "no route was saved" if saved is None else f"route {saved!r} is not registered"
     message = f"{lost}; the session goes on with {router.default_route!r}"

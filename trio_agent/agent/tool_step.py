@@ -443,7 +443,7 @@ class Batch:
     def _bounded(self, output: str) -> str:
         """Return what the model reads of *output*: a small part of its window at most."""
         opening = self.turn.opening
-        route = opening.session.checkpoint.model_route or opening.router.default_route
+        route = opening.route_of(opening.session.checkpoint)
         window = max(MIN_TOOL_OUTPUT_BYTES, opening.window(route))  # a byte a token: a quarter
         return cut_middle(replace_surrogates(output), min(MAX_TOOL_OUTPUT_BYTES, window))
 

@@ -226,7 +226,7 @@ class Turn:
             return []
         if self._steers(checkpoint) or self._over_limit(active):
             return []
-        route = self._route(checkpoint)
+        route = self.opening.route_of(checkpoint)
         if self._size(checkpoint) > self.opening.window(route):
             return []
         request = build_request(self.opening, checkpoint, route, self.opening.new_id())
@@ -249,11 +249,6 @@ class Turn:
     def _over_limit(self, active: ActiveExecution) -> bool:
         return active.next_model_step >= self.opening.config.max_model_steps
 
-    def _route(self, checkpoint: Checkpoint) -> str:
-        active = checkpoint.active_execution
-        route = None if active is None else active.route
-        return route or checkpoint.model_route or self.opening.router.default_route
-
     def _size(self, checkpoint: Checkpoint) -> int:
         return self.opening.meter.tokens(checkpoint) + self.opening.fixed_tokens
 
@@ -273,13 +268,13 @@ class Turn:
             await self._begin_hooked_step()
             return
         checkpoint = session.checkpoint
-        route = self._route(checkpoint)
+        route = self.opening.route_of(checkpoint)
         check_size(self._size(checkpoint), self.opening.window(route), route)
 
         def begin(checkpoint: Checkpoint) -> Sequence[Part]:
             if self._steers(checkpoint):
                 return []  # one has come meanwhile: take it in first
-            route = self._route(checkpoint)
+            route = self.opening.route_of(checkpoint)
             request = build_request(self.opening, checkpoint, route, self.opening.new_id())
             return [self._step(checkpoint, request, replaced=False)]
 
@@ -289,7 +284,7 @@ class Turn:
         """Run the hooks before a request; return whether it must not be made now."""
         session = self.opening.session
         checkpoint, effects = session.checkpoint, Effects()
-        route = self._route(checkpoint)
+        route = self.opening.route_of(checkpoint)
         active = self._mine()
         self.activity = "a pre_model hook"
         failure: Exception | None = None
@@ -335,7 +330,7 @@ class Turn:
     async def _begin_hooked_step(self) -> None:
         session = self.opening.session
         checkpoint = session.checkpoint
-        route = self._route(checkpoint)
+        route = self.opening.route_of(checkpoint)
         request = build_request(self.opening, checkpoint, route, self.opening.new_id())
         self.activity = "a model_request hook"
         request, replaced = await self.opening.stack.model_request(

@@ -183,6 +183,10 @@ class ModelRouter:
             f"group {choice.group!r} has no route with effort {reasoning_effort!r}"
         )
 
+    def has(self, route: str) -> bool:
+        """Return whether *route* is registered."""
+        return route in self._choices
+
     def model(self, route: str) -> Model:
         """Return who answers on *route*; `UnknownError` if there is no such route."""
         self.resolve(route)
