@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
-from trio_agent.protocol.items import Item
+from trio_agent.protocol.items import Item, ToolOutputItem, UserItem
 
 
 class ItemLog(Sequence[Item]):
     """An immutable sequence of items that grows by making a longer version of itself.
 
     Versions that grow from one another share storage. A version that is not the
-    longest copies the shared part when it grows, so no version ever changes.
+    longest copies the shared part when it grows, so no version ever changes; but if it
+    grows by what a longer one has there already, it shares that, too. So trying out a
+    change before committing it does not make the commit copy the history.
     """
 
     __slots__ = ("_items", "_length")
@@ -26,12 +28,16 @@ class ItemLog(Sequence[Item]):
         added = list(items)
         if not added:
             return self
-        longest = len(self._items) == self._length
-        shared = self._items if longest else self._items[: self._length]
-        shared.extend(added)
+        shared, length = self._items, self._length + len(added)
+        if len(shared) == self._length:
+            shared.extend(added)
+        elif length > len(shared) or not all(
+            map(_same, shared[self._length : length], added)  # as many
+        ):
+            shared = [*shared[: self._length], *added]
         longer = ItemLog.__new__(ItemLog)
         longer._items = shared  # noqa: SLF001  # one of us
-        longer._length = len(shared)  # noqa: SLF001
+        longer._length = length  # noqa: SLF001
         return longer
 
     def since(self, length: int) -> list[Item]:
@@ -76,6 +82,14 @@ class ItemLog(Sequence[Item]):
     def __repr__(self) -> str:
         """Show the items."""
         return f"ItemLog({list(self)!r})"
+
+
+def _same(one: Item, other: Item) -> bool:
+    """Tell whether nobody could tell *one* from *other*.
+
+    Items with JSON values inside must be one object: ``True`` equals 1 in Python only.
+    """
+    return one is other or (isinstance(one, (UserItem, ToolOutputItem)) and one == other)
 
 
 def as_log(items: Iterable[Item]) -> ItemLog:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_agent.protocol.items import Item, UserItem
+from trio_agent.protocol.items import Item, ToolCallItem, UserItem
 from trio_agent.state.item_log import ItemLog, as_log
 
 
@@ -110,3 +110,26 @@ def test_appending_shares_storage() -> None:
 
     assert longer._items is log._items
     assert branch._items is not log._items
+
+
+def test_growing_again_by_the_same_shares_what_is_there() -> None:
+    """Whoever tries a change out and then makes it copies nothing."""
+    log = ItemLog(items("a"))
+    tried = log.extended(items("b", "c", "d"))
+    made = log.extended(items("b", "c"))
+
+    assert made._items is tried._items
+    assert list(made) == items("a", "b", "c")
+    assert list(made.extended(items("e"))) == items("a", "b", "c", "e")
+    assert list(tried) == items("a", "b", "c", "d")
+
+
+def test_items_that_only_python_takes_for_equal_are_kept_apart() -> None:
+    one, true = (
+        ToolCallItem(call_id="c", name="f", arguments={"x": value}) for value in (1, True)
+    )
+    log = ItemLog(items("a"))
+    tried = log.extended([one])
+
+    assert log.extended([true])[-1] is true
+    assert log.extended([one])._items is tried._items
