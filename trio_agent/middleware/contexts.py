@@ -233,7 +233,7 @@ class RouteContext:
         self.queue = queue
 
 
-class _Common(TypedDict):
+class HookParts(TypedDict):
     """What every hook context is made from."""
 
     runtime: RuntimeContext
@@ -253,7 +253,7 @@ class MessageSubmitContext(HookContext):
         text: str,
         delivery: Delivery,
         rejection: str | None = None,
-        **common: Unpack[_Common],
+        **common: Unpack[HookParts],
     ) -> None:
         super().__init__(**common)
         self.submission_id = submission_id
@@ -279,7 +279,7 @@ class PreModelContext(HookContext):
         step_index: int,
         context_window: int,
         estimated_input_tokens: int,
-        **common: Unpack[_Common],
+        **common: Unpack[HookParts],
     ) -> None:
         super().__init__(**common)
         self.items = items
@@ -362,7 +362,7 @@ class PreToolContext(HookContext):
     """A call is about to be admitted. Hidden texts go before the answer that asked for it."""
 
     def __init__(
-        self, *, call: ToolCall, denial: str | None = None, **common: Unpack[_Common]
+        self, *, call: ToolCall, denial: str | None = None, **common: Unpack[HookParts]
     ) -> None:
         super().__init__(**common)
         self.call = call
@@ -406,7 +406,7 @@ class PermissionContext(HookContext):
         reason: str,
         verdict: Literal["allow", "deny"] | None = None,
         rejection: str = "",
-        **common: Unpack[_Common],
+        **common: Unpack[HookParts],
     ) -> None:
         super().__init__(**common)
         self.call = call
@@ -430,7 +430,7 @@ class PostToolContext(HookContext):
     """A call's handler has run. Hidden texts go after the outputs of the batch."""
 
     def __init__(
-        self, *, call: ToolCall, output: str, is_error: bool, **common: Unpack[_Common]
+        self, *, call: ToolCall, output: str, is_error: bool, **common: Unpack[HookParts]
     ) -> None:
         super().__init__(**common)
         self.call = call
@@ -446,7 +446,7 @@ class StopContext(HookContext):
     """The model has ended the turn. ``active``: a stop hook already made it go on once."""
 
     def __init__(
-        self, *, text: str, active: bool, prompt: str | None = None, **common: Unpack[_Common]
+        self, *, text: str, active: bool, prompt: str | None = None, **common: Unpack[HookParts]
     ) -> None:
         super().__init__(**common)
         self.text = text
@@ -470,7 +470,11 @@ class TurnEndContext(HookContext):
     adds_to_context = False
 
     def __init__(
-        self, *, outcome: TurnOutcome, queue: Sequence[QueuedMessage], **common: Unpack[_Common]
+        self,
+        *,
+        outcome: TurnOutcome,
+        queue: Sequence[QueuedMessage],
+        **common: Unpack[HookParts],
     ) -> None:
         super().__init__(**common)
         self.outcome = outcome
@@ -488,7 +492,7 @@ class CommandContext(HookContext):
         command: str,
         arguments: str,
         input: str | None,  # noqa: A002  # the op's word
-        **common: Unpack[_Common],
+        **common: Unpack[HookParts],
     ) -> None:
         super().__init__(**common)
         self.command = command

@@ -27,6 +27,7 @@ from trio_agent.middleware.base import HOOKS, Middleware, checked_name, override
 from trio_agent.middleware.contexts import (
     CommandContext,
     Effects,
+    HookParts,
     MessageSubmitContext,
     ModelRequestContext,
     PermissionContext,
@@ -128,6 +129,28 @@ class MiddlewareStack:
     def _each(self, hook: str) -> Generator[tuple[str, Middleware]]:
         for name in self._hooks[hook]:
             yield name, self._entries[name]
+
+    def _each_in_turn(
+        self,
+        hook: str,
+        runtime: RuntimeContext,
+        turn_id: str,
+        effects: Effects,
+        saved_states: Mapping[str, Json],
+    ) -> Generator[tuple[str, Middleware, HookParts]]:
+        """Yield who overrides *hook*, with what the context of each is made from."""
+        for name, one in self._each(hook):
+            yield (
+                name,
+                one,
+                HookParts(
+                    runtime=runtime,
+                    name=name,
+                    turn_id=turn_id,
+                    effects=effects,
+                    saved_states=saved_states,
+                ),
+            )
 
     # --- once an opening
 
@@ -307,16 +330,10 @@ class MiddlewareStack:
         delivery: Delivery,
     ) -> str | None:
         """Run until one rejects the message; return its reason, or None."""
-        for name, one in self._each("message_submit"):
+        hooks = self._each_in_turn("message_submit", runtime, turn_id, effects, saved_states)
+        for name, one, parts in hooks:
             ctx = MessageSubmitContext(
-                runtime=runtime,
-                name=name,
-                turn_id=turn_id,
-                effects=effects,
-                saved_states=saved_states,
-                submission_id=submission_id,
-                text=text,
-                delivery=delivery,
+                **parts, submission_id=submission_id, text=text, delivery=delivery
             )
             with _named(name, "message_submit"):
                 await one.message_submit(ctx)
@@ -343,13 +360,10 @@ class MiddlewareStack:
         A reason to stop is in ``effects.stop_reason``: the first counts, and the
         later hooks still run. *items* is the context without what *effects* holds.
         """
-        for name, one in self._each("pre_model"):
+        hooks = self._each_in_turn("pre_model", runtime, turn_id, effects, saved_states)
+        for name, one, parts in hooks:
             ctx = PreModelContext(
-                runtime=runtime,
-                name=name,
-                turn_id=turn_id,
-                effects=effects,
-                saved_states=saved_states,
+                **parts,
                 items=_current(items, effects),
                 step_index=step_index,
                 context_window=context_window,
@@ -396,17 +410,9 @@ class MiddlewareStack:
             ConfigError: If two hooks ask.
         """
         prompt: str | None = None
-        for name, one in self._each("stop"):
-            ctx = StopContext(
-                runtime=runtime,
-                name=name,
-                turn_id=turn_id,
-                effects=effects,
-                saved_states=saved_states,
-                text=text,
-                active=active,
-                prompt=prompt,
-            )
+        hooks = self._each_in_turn("stop", runtime, turn_id, effects, saved_states)
+        for name, one, parts in hooks:
+            ctx = StopContext(**parts, text=text, active=active, prompt=prompt)
             with _named(name, "stop"):
                 await one.stop(ctx)
             prompt = prompt or ctx.prompt
@@ -428,16 +434,9 @@ class MiddlewareStack:
         exceptions are logged.
         """
         failure: Exception | None = None
-        for name, one in self._each("turn_end"):
-            ctx = TurnEndContext(
-                runtime=runtime,
-                name=name,
-                turn_id=turn_id,
-                effects=effects,
-                saved_states=saved_states,
-                outcome=outcome,
-                queue=tuple(queue),
-            )
+        hooks = self._each_in_turn("turn_end", runtime, turn_id, effects, saved_states)
+        for name, one, parts in hooks:
+            ctx = TurnEndContext(**parts, outcome=outcome, queue=tuple(queue))
             try:
                 with _named(name, "turn_end"):
                     await one.turn_end(ctx)
@@ -467,13 +466,10 @@ class MiddlewareStack:
         """
         name_now, arguments = call.name, call.arguments
         denial: str | None = None
-        for name, one in self._each("pre_tool_use"):
+        hooks = self._each_in_turn("pre_tool_use", runtime, turn_id, effects, saved_states)
+        for name, one, parts in hooks:
             ctx = PreToolContext(
-                runtime=runtime,
-                name=name,
-                turn_id=turn_id,
-                effects=effects,
-                saved_states=saved_states,
+                **parts,
                 # A copy: only `rewrite`, which checks, may change what runs.
                 call=attrs.evolve(call, name=name_now, arguments=copy.deepcopy(arguments)),
                 denial=denial,
@@ -506,17 +502,12 @@ class MiddlewareStack:
         """
         verdict: Literal["allow", "deny"] | None = None
         rejection = ""
-        for name, one in self._each("permission_request"):
+        hooks = self._each_in_turn(
+            "permission_request", runtime, turn_id, effects, saved_states
+        )
+        for name, one, parts in hooks:
             ctx = PermissionContext(
-                runtime=runtime,
-                name=name,
-                turn_id=turn_id,
-                effects=effects,
-                saved_states=saved_states,
-                call=_copied(call),
-                reason=reason,
-                verdict=verdict,
-                rejection=rejection,
+                **parts, call=_copied(call), reason=reason, verdict=verdict, rejection=rejection
             )
             with _named(name, "permission_request"):
                 await one.permission_request(ctx)
@@ -536,17 +527,9 @@ class MiddlewareStack:
         is_error: bool,
     ) -> str:
         """Run all on one call whose handler ran; return the output for the model."""
-        for name, one in self._each("post_tool_use"):
-            ctx = PostToolContext(
-                runtime=runtime,
-                name=name,
-                turn_id=turn_id,
-                effects=effects,
-                saved_states=saved_states,
-                call=_copied(call),
-                output=output,
-                is_error=is_error,
-            )
+        hooks = self._each_in_turn("post_tool_use", runtime, turn_id, effects, saved_states)
+        for name, one, parts in hooks:
+            ctx = PostToolContext(**parts, call=_copied(call), output=output, is_error=is_error)
             with _named(name, "post_tool_use"):
                 await one.post_tool_use(ctx)
             output = ctx.output
