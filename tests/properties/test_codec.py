@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trio_agent.errors import ProtocolError, SubmissionRejectedError
+from trio_agent.errors import ProtocolError, StoreVersionError, SubmissionRejectedError
 from trio_agent.protocol import codec
 from trio_agent.protocol.events import (
     EVENT_TYPES,
@@ -391,3 +391,30 @@ def test_upcasters_run_one_after_another(monkeypatch: pytest.MonkeyPatch) -> Non
     assert codec.upcast("user", 2, {}) == {"two": True}
     assert codec.upcast("user", 3, {}) == {}
     assert codec.upcast("assistant", 1, {"x": 1}) == {"x": 1}
+
+
+def test_a_row_of_an_older_version_is_brought_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a made-up version 1 a user's item has its text in `says`, in version 2 in `said`."""
+    monkeypatch.setattr(codec, "CODEC_VERSION", 3)
+    monkeypatch.setitem(codec.UPCASTERS, ("user", 1), lambda data: {"said": data["says"]})
+    monkeypatch.setitem(codec.UPCASTERS, ("user", 2), lambda data: {"text": data["said"]})
+    today = UserItem(text="x")
+
+    assert codec.decode_row("user", b'{"says":"x"}', 1) == today
+    assert codec.decode_row("user", b'{"said":"x"}', 2) == today
+    assert codec.decode_row("user", codec.encode_row(today), 3) == today
+    for damaged in (b'{"says":"x"}', b'{"said":5}', b'["said"]', b"{"):
+        with pytest.raises(ProtocolError):
+            codec.decode_row("user", damaged, 2)
+    with pytest.raises(StoreVersionError):
+        codec.decode_row("user", codec.encode_row(today), 4)
+
+
+@given(record=ROWS)
+def test_a_row_whose_shape_stayed_needs_no_upcaster(record: EventMsg | Item) -> None:
+    body = codec.encode_row(record)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(codec, "CODEC_VERSION", 2)
+
+        assert codec.decode_row(record.tag, body, 1) == record

@@ -10,7 +10,6 @@ Nothing is coerced: ``5`` is never taken for ``"5"``, nor ``true`` for ``1``.
 from __future__ import annotations
 
 import functools
-import json  # msgspec cannot see duplicate keys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ import cattrs
 import cattrs.gen
 import msgspec
 
-from trio_agent.errors import ProtocolError
+from trio_agent.errors import ProtocolError, StoreVersionError
 from trio_agent.protocol.events import (
     EVENT_TYPES,
     ApprovalResolved,
@@ -56,10 +55,17 @@ T = TypeVar("T")
 
 
 def upcast(tag: str, version: int, data: dict[str, Json]) -> dict[str, Json]:
-    """Return *data*, written by *version*, in today's shape."""
+    """Return *data*, written by *version*, in today's shape.
+
+    Raises:
+        ProtocolError: If an upcaster misses what *version* had.
+    """
     while version < CODEC_VERSION:
         step = UPCASTERS.get((tag, version))
-        data = data if step is None else step(data)
+        try:
+            data = data if step is None else step(data)
+        except (LookupError, TypeError, ValueError) as exc:
+            raise ProtocolError(f"{tag}: this is not its form {version}: {exc!r}") from None
         version += 1
     return data
 
@@ -217,6 +223,8 @@ def parse_json(text: str | bytes, *, name: str) -> Json:
     Raises:
         ProtocolError: It says what is wrong.
     """
+    import json  # noqa: PLC0415  # msgspec cannot see duplicate keys
+
     try:
         # Decoded here: `json` would guess other encodings and let halves pass.
         value = json.loads(
@@ -303,24 +311,51 @@ def encode_row(record: EventMsg | Item) -> bytes:
         raise ProtocolError(f"{cls.__name__} holds half a character") from None
 
 
-def decode_row(kind: str, body: bytes | str) -> EventMsg | Item:
-    """Decode a row that `encode_row` wrote.
+def decode_row(kind: str, body: bytes | str, version: int = CODEC_VERSION) -> EventMsg | Item:
+    """Decode a row that `encode_row` wrote, perhaps with an older shape.
 
     The store keeps a checksum beside it; so this checks types and presence, and
     ignores members that it does not know.
 
+    Args:
+        kind: The record's ``tag``.
+        body: What stands in the row.
+        version: The `CODEC_VERSION` that wrote it; rows of an older one pass `UPCASTERS`.
+
     Raises:
         ProtocolError: For an unknown kind and for a damaged body.
+        StoreVersionError: If a newer version of this library wrote it.
     """
     cls = ROW_TYPES.get(kind)
     if cls is None:
         raise ProtocolError(f"no record is called {kind!r}")
+    if version != CODEC_VERSION:
+        data = upcast(kind, version, decode_object(kind, body, version))
+        body = msgspec.json.encode({"type": kind, **data})  # from here on it is today's
     if cls in _STRUCTURAL:
         return _structure(parse_json(body, name=kind), cls, kind)
     try:
         return _decoder(kind).decode(body)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as exc:
         raise ProtocolError(f"{kind}: {exc}") from None
+
+
+def decode_object(name: str, body: bytes | str, version: int) -> dict[str, Json]:
+    """Decode what a row of any *version* up to today's holds, as it stands there.
+
+    Raises:
+        ProtocolError: If it is no JSON object.
+        StoreVersionError: If a newer version of this library wrote it.
+    """
+    if version > CODEC_VERSION:
+        raise StoreVersionError(
+            f"a {name} was written in form {version}; this library reads forms up to"
+            f" {CODEC_VERSION}: install a newer trio_agent"
+        )
+    data = parse_json(body, name=name)
+    if not isinstance(data, dict):
+        raise ProtocolError(f"{name}: expected an object")
+    return cast("dict[str, Json]", data)
 
 
 @functools.cache

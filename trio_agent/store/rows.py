@@ -14,8 +14,9 @@ from typing import Any, Final, TypeVar, cast
 import attrs
 import msgspec
 
-from trio_agent.errors import CorruptStoreError, ProtocolError, StoreVersionError
+from trio_agent.errors import CorruptStoreError, ProtocolError
 from trio_agent.protocol import codec
+from trio_agent.protocol.codec import decode_object
 from trio_agent.protocol.events import EventMsg, SessionContext
 from trio_agent.protocol.items import Item
 from trio_agent.protocol.text import Json
@@ -175,9 +176,10 @@ def read_head(
         ProtocolError: If it is anything else.
         StoreVersionError: If a newer version of this library wrote it.
     """
-    members = _object("checkpoint", head, version) | _object("checkpoint", cold, version)
-    members["session_context"] = _object("session context", session_context, version)
-    members["execution_stats"] = _object("statistics", execution_stats, version)
+    members = decode_object("checkpoint", head, version)
+    members |= decode_object("checkpoint", cold, version)
+    members["session_context"] = decode_object("session context", session_context, version)
+    members["execution_stats"] = decode_object("statistics", execution_stats, version)
     members["first_user_message"] = first_user_message
     return codec.structure(
         codec.upcast("checkpoint", version, members), Head, name="checkpoint"
@@ -194,12 +196,7 @@ def read_row(kind: str, version: int, body: bytes) -> EventMsg | Item:
         ProtocolError: If it is anything else.
         StoreVersionError: If a newer version of this library wrote it.
     """
-    if version == codec.CODEC_VERSION:
-        return codec.decode_row(kind, body)
-    cls: Any = codec.ROW_TYPES.get(kind)
-    if cls is None:
-        raise ProtocolError(f"no record is called {kind!r}")
-    return cast("EventMsg | Item", _structured(kind, body, version, cls))
+    return codec.decode_row(kind, body, version)
 
 
 def read_part(cls: type[T], version: int, body: bytes) -> T:
@@ -209,31 +206,14 @@ def read_part(cls: type[T], version: int, body: bytes) -> T:
         ProtocolError: If it is anything else.
         StoreVersionError: If a newer version of this library wrote it.
     """
+    name = cls.__name__
     if version != codec.CODEC_VERSION:
-        return _structured(cls.__name__, body, version, cls)
+        data = codec.upcast(name, version, decode_object(name, body, version))
+        body = msgspec.json.encode(data)  # from here on it is today's
     try:
         return cast("T", _decoder(cast("Any", cls)).decode(body))
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise ProtocolError(f"{cls.__name__}: {exc}") from None
-
-
-def _structured(tag: str, body: bytes, version: int, cls: type[T]) -> T:
-    data = codec.upcast(tag, version, _object(tag, body, version))
-    if cls in codec.ROW_TYPES.values():
-        data = {"type": tag, **data}
-    return codec.structure(data, cls, name=tag)
-
-
-def _object(name: str, body: bytes, version: int) -> dict[str, Json]:
-    if version > codec.CODEC_VERSION:
-        raise StoreVersionError(
-            f"a {name} was written in form {version}; this library reads forms up to"
-            f" {codec.CODEC_VERSION}: install a newer trio_agent"
-        )
-    data = codec.parse_json(body, name=name)
-    if not isinstance(data, dict):
-        raise ProtocolError(f"{name}: expected an object")
-    return cast("dict[str, Json]", data)
+        raise ProtocolError(f"{name}: {exc}") from None
 
 
 @functools.cache

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import attrs
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trio_agent.errors import ProtocolError, StoreVersionError
+from trio_agent.protocol import codec
 from trio_agent.protocol.events import AgentMessageDelta, Draft, ModelStepCompleted, Notice
 from trio_agent.protocol.items import AssistantItem, UserItem
-from trio_agent.state.checkpoint import Checkpoint, QueuedMessage
+from trio_agent.protocol.text import Json
+from trio_agent.state.checkpoint import Checkpoint, QueuedMessage, ToolCall
 from trio_agent.store.history import weave
 from trio_agent.store.numbering import Stream, arrange, metrics, settle
-from trio_agent.store.rows import SMALL_BYTES, Head, write_small
+from trio_agent.store.rows import SMALL_BYTES, Head, read_part, write_small
 from trio_agent.store.saving import Parts, change
 from trio_agent.store.schema import MIGRATIONS, statements
 
@@ -150,3 +155,23 @@ def test_scripts_split_into_statements() -> None:
 def test_an_item_that_only_the_context_gained() -> None:
     ((_, shown, held),) = weave([], [AssistantItem(text="summary")])
     assert (shown, held) == (False, True)
+
+
+def test_a_part_of_an_older_version_is_brought_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands in a part untagged, such as hidden items, is read as it was written."""
+    hidden = (UserItem(text="h", internal="guide"),)
+    call = ToolCall(call_id="c", name="t", arguments={"x": 1}, hidden=hidden)
+    body = msgspec.json.encode(call)
+    monkeypatch.setattr(codec, "CODEC_VERSION", 2)
+
+    assert read_part(ToolCall, 1, body) == call
+
+    def renamed(data: dict[str, Json]) -> dict[str, Json]:
+        return {**data, "name": data["tool"]}
+
+    monkeypatch.setitem(codec.UPCASTERS, ("ToolCall", 1), renamed)
+    assert read_part(ToolCall, 1, body.replace(b'"name":', b'"tool":')) == call
+    with pytest.raises(ProtocolError):
+        read_part(ToolCall, 1, body)
+    with pytest.raises(StoreVersionError):
+        read_part(ToolCall, 3, body)
