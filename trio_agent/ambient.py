@@ -23,7 +23,7 @@ def new_id() -> str:
     return str(uuid.uuid4())
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.frozen(kw_only=True, eq=False, repr=False)
 class Ambient:
     """The wall clock and the id source of one session."""
 

@@ -19,6 +19,7 @@ from trio_agent.protocol.events import ExecApprovalRequest, SessionContext
 from trio_agent.protocol.ops import Decision, check_session_id
 from trio_agent.protocol.text import Json, check_json, check_text
 from trio_agent.protocol.usage import TokenUsage
+from trio_agent.record import Shown
 from trio_agent.sandbox.policy import ApprovalPolicy
 from trio_agent.state.checkpoint import AgentRole
 from trio_agent.state.recovery import Recovery
@@ -40,8 +41,8 @@ def _positive(name: str, value: float) -> None:
         raise ConfigError(f"{name} must be positive, not {value!r}")
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class AgentConfig:
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class AgentConfig(Shown):
     """How to open a session. Impossible values raise `ConfigError` when it is made.
 
     Attributes:

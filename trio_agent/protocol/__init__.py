@@ -1,5 +1,7 @@
 """The vocabulary between a frontend and a session: frozen records and their wire form."""
 
+from typing import TYPE_CHECKING, Any
+
 from trio_agent.protocol.events import (
     EVENT_TYPES,
     AgentMessage,
@@ -79,9 +81,11 @@ from trio_agent.protocol.ops import (
     validate_submission,
 )
 from trio_agent.protocol.replay import replay_events
-from trio_agent.protocol.schema import json_schema
 from trio_agent.protocol.text import Json
 from trio_agent.protocol.usage import TokenUsage
+
+if TYPE_CHECKING:
+    from trio_agent.protocol.schema import json_schema
 
 __all__ = [
     "DECISION_TYPES",
@@ -166,3 +170,13 @@ __all__ = [
     "replay_events",
     "validate_submission",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the schema when it is first asked for: sessions do without."""
+    if name != "json_schema":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from trio_agent.protocol.schema import json_schema  # noqa: PLC0415
+
+    globals()[name] = json_schema
+    return json_schema

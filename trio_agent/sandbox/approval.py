@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import attrs
+from msgspec import Struct
 
-from trio_agent.record import Record
 from trio_agent.sandbox.policy import ApprovalPolicy, Permissions
 
 
-@attrs.frozen(kw_only=True, eq=False, repr=False)
-class Ruling(Record):
+class Ruling(Struct, frozen=True, kw_only=True):
     """Whether a call must be asked about, and what it may do once it runs."""
 
     ask: bool

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import TypeAlias
 
-import attrs
 import msgspec
+from msgspec import Struct
 
 from trio_agent.protocol.codec import unstructure
 from trio_agent.protocol.ops import (
@@ -20,12 +20,10 @@ from trio_agent.protocol.ops import (
     Submission,
     UserInput,
 )
-from trio_agent.record import Record
 from trio_agent.state.checkpoint import Checkpoint, ToolCall
 
 
-@attrs.frozen(kw_only=True, eq=False, repr=False)
-class Refusal(Record):
+class Refusal(Struct, frozen=True, kw_only=True):
     """The op is refused; ``code`` is one of `REJECTION_CODES`."""
 
     code: str

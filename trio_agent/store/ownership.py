@@ -21,10 +21,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-import attrs
+from msgspec import Struct
 
 from trio_agent.errors import SessionOwnedError
-from trio_agent.record import Record
 from trio_agent.store.base import Lease
 
 RENEW_SECONDS: Final = 5.0
@@ -37,8 +36,7 @@ LEASE_SECONDS: Final = 15.0
 """How long a counter may stand still before its owner counts as dead."""
 
 
-@attrs.frozen(eq=False, repr=False)
-class Process(Record):
+class Process(Struct, frozen=True):
     """One process, as others can recognise it."""
 
     host: str
@@ -79,8 +77,7 @@ def start_time(pid: int) -> str | None:
     return None if state in {b"Z", b"X"} else started.decode()
 
 
-@attrs.frozen(eq=False, repr=False)
-class Holder(Record):
+class Holder(Struct, frozen=True):
     """Who holds a session now."""
 
     session_id: str

@@ -13,7 +13,7 @@ from trio_agent.errors import ToolError
 from trio_agent.model.base import ToolDefinition
 from trio_agent.protocol.events import CallOutcome
 from trio_agent.protocol.text import Json
-from trio_agent.record import Record
+from trio_agent.record import Record, Shown
 from trio_agent.state.checkpoint import Effect
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class Reconciled(Record):
 Report: TypeAlias = Callable[[str, float | None], Awaitable[None]]
 
 
-@attrs.define(kw_only=True, eq=False)
-class ToolContext:
+@attrs.define(kw_only=True, eq=False, repr=False)
+class ToolContext(Shown):
     """What one call can use. Valid only while the call runs.
 
     Attributes:

@@ -6,13 +6,12 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
-import attrs
 import msgspec
+from msgspec import Struct
 
 from trio_agent.errors import ConfigError, DuplicateError
 from trio_agent.model.base import ToolDefinition
 from trio_agent.protocol.text import Json, check_json, check_text
-from trio_agent.record import Record
 from trio_agent.state.checkpoint import Effect
 from trio_agent.tools.base import (
     DescribedTool,
@@ -61,8 +60,7 @@ class ThreadedTool(Tool, Protocol):
         ...
 
 
-@attrs.frozen(kw_only=True, eq=False, repr=False)
-class Registered(Record):
+class Registered(Struct, frozen=True, kw_only=True):
     """A tool as it was when it was registered; nothing about it is asked again.
 
     Attributes:

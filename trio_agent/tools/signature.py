@@ -17,14 +17,13 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeGuard, cast
 
-import attrs
 import msgspec
 import msgspec.inspect
+from msgspec import Struct
 
 from trio_agent.errors import ConfigError, ToolError
 from trio_agent.protocol.limits import MAX_ERROR_MESSAGE_BYTES
 from trio_agent.protocol.text import Json, check_json, cut_end
-from trio_agent.record import Record
 from trio_agent.tools.base import ToolContext
 
 TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -35,8 +34,7 @@ _MAX_PROBLEMS: Final = 6
 _MAX_PROBLEM_BYTES: Final = 200
 
 
-@attrs.frozen(kw_only=True, eq=False, repr=False)
-class Parameter(Record):
+class Parameter(Struct, frozen=True, kw_only=True):
     """One argument that a model may send. ``shape`` is msgspec's description of ``hint``."""
 
     name: str
@@ -45,8 +43,7 @@ class Parameter(Record):
     required: bool
 
 
-@attrs.frozen(kw_only=True, eq=False, repr=False)
-class Signature(Record):
+class Signature(Struct, frozen=True, kw_only=True):
     """A function as a tool: its text for the model, its parameters and their schema.
 
     ``context`` is the parameter that takes the `ToolContext`, if there is one.

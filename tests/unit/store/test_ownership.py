@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import attrs
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 
 from trio_agent.errors import SessionOwnedError
 from trio_agent.store import SqliteCheckpoint
@@ -32,12 +32,12 @@ def test_this_process_lives() -> None:
 
 
 def test_a_pid_that_was_given_to_another_process_is_dead() -> None:
-    assert attrs.evolve(Process.this(), started="1").lives() is False
+    assert replace(Process.this(), started="1").lives() is False
 
 
 def test_an_ended_process_is_dead_even_before_it_is_waited_for() -> None:
     with subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE) as child:
-        mine = attrs.evolve(Process.this(), pid=child.pid, started=start_time(child.pid) or "1")
+        mine = replace(Process.this(), pid=child.pid, started=start_time(child.pid) or "1")
         assert child.stdout is not None
         child.stdout.read()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -47,8 +47,8 @@ def test_an_ended_process_is_dead_even_before_it_is_waited_for() -> None:
 
 
 def test_a_process_of_another_kernel_cannot_be_asked() -> None:
-    assert attrs.evolve(Process.this(), boot="another boot").lives() is None
-    assert attrs.evolve(Process.this(), started="").lives() is None
+    assert replace(Process.this(), boot="another boot").lives() is None
+    assert replace(Process.this(), started="").lives() is None
 
 
 def foreign(path: Path) -> SqliteCheckpoint:
