@@ -7,12 +7,10 @@ from typing import Final
 
 import msgspec
 
-from trio_agent.agent.opening import Opening, describe, logger
+from trio_agent.agent.opening import Opening, logger
 from trio_agent.agent.session import Part
 from trio_agent.protocol import texts
-from trio_agent.protocol.limits import MAX_CAPABILITY_INPUT_BYTES
 from trio_agent.protocol.ops import Abort, ApprovedForSession, Decision, Denied
-from trio_agent.protocol.text import cut_end, replace_surrogates
 from trio_agent.sandbox.approval import Ruling, rule
 from trio_agent.state.changes import (
     ApprovalDecided,
@@ -21,7 +19,6 @@ from trio_agent.state.changes import (
     TurnInterrupted,
 )
 from trio_agent.state.checkpoint import Checkpoint, ToolCall
-from trio_agent.tools.base import ToolContext
 from trio_agent.tools.catalog import Registered
 
 ABORTED: Final = "ended by the user instead of an approval"
@@ -57,18 +54,6 @@ def ruling_of(opening: Opening, checkpoint: Checkpoint, call: ToolCall) -> Rulin
         or (registered.needs_approval and grant_key(registered, call) in checkpoint.grants),
         network=call.network,
     )
-
-
-async def summary_of(registered: Registered, call: ToolCall, ctx: ToolContext) -> str:
-    """Return what *call* would do, as its tool tells it; bounded, empty if it cannot say."""
-    if registered.describe is None:
-        return ""
-    try:
-        text = await registered.describe(call.arguments, ctx)
-    except Exception as exc:
-        logger.warning("tool %r could not describe a call", call.name, exc_info=exc)
-        return describe(exc)
-    return cut_end(replace_surrogates(text), MAX_CAPABILITY_INPUT_BYTES)
 
 
 def decision_parts(opening: Opening, call: ToolCall, decision: Decision) -> list[Part]:

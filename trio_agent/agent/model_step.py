@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import attrs
@@ -24,7 +25,6 @@ from trio_agent.protocol.items import AssistantItem, Item, Phase, ReasoningItem,
 from trio_agent.protocol.text import Json, cut_end, replace_surrogates, utf8_length
 from trio_agent.protocol.usage import TokenUsage
 from trio_agent.state.checkpoint import ToolCall
-from trio_agent.tools.catalog import Catalog
 
 
 class _Stream:
@@ -136,45 +136,25 @@ class Answer:
     ``faults`` explains, by call id, the calls that can only fail.
     """
 
-    def __init__(
-        self,
-        items: list[Item] | None = None,
-        calls: list[ToolCall] | None = None,
-        faults: dict[str, str] | None = None,
-    ) -> None:
-        self.items = list[Item]() if items is None else items
-        self.calls = list[ToolCall]() if calls is None else calls
-        self.faults = dict[str, str]() if faults is None else faults
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing in it that a history may hold."""
-        return not self.items
-
-    @property
-    def text(self) -> str:
-        """The final answer, as far as there is one."""
-        return "".join(
-            item.text
-            for item in self.items
-            if isinstance(item, AssistantItem) and item.phase == "final_answer"
-        )
+    def __init__(self) -> None:
+        self.items = list[Item]()
+        self.calls = list[ToolCall]()
+        self.faults = dict[str, str]()
 
 
-def normalise(output: ModelOutput, catalog: Catalog, opening: Opening) -> Answer:
+def normalise(output: ModelOutput, new_id: Callable[[], str]) -> Answer:
     """Turn a model's output into items that are legal for every provider.
 
     Calls get ids of our own; arguments that are no JSON object are replaced by an
-    empty one and the call is at fault; so is a call that the output limit cut off,
-    and one of a tool that does not exist. Texts that are blank are dropped, and so
-    is reasoning that stands alone.
+    empty one and the call is at fault; so is a call that the output limit cut off.
+    Texts that are blank are dropped, and so is reasoning that stands alone.
     """
     answer = Answer()
     visible = False
     for place, item in enumerate(output.items):
         if isinstance(item, ModelCall):
             cut = output.finish_reason == "length" and place == len(output.items) - 1
-            _add_call(answer, item, catalog, opening.new_id(), cut=cut)
+            _add_call(answer, item, new_id(), cut=cut)
             visible = True
         elif isinstance(item, AssistantItem):
             text = replace_surrogates(item.text)
@@ -192,9 +172,7 @@ def _reasoning(item: ReasoningItem) -> ReasoningItem:
     return attrs.evolve(item, text=replace_surrogates(item.text))
 
 
-def _add_call(
-    answer: Answer, item: ModelCall, catalog: Catalog, call_id: str, *, cut: bool
-) -> None:
+def _add_call(answer: Answer, item: ModelCall, call_id: str, *, cut: bool) -> None:
     fault: str | None = None
     parsed: Json = {}
     if cut:
@@ -212,10 +190,6 @@ def _add_call(
         parsed = {}
     arguments = cast("dict[str, Json]", parsed)
     name = cut_end(replace_surrogates(item.name), limits.MAX_NAME_BYTES)
-    registered = catalog.get(name)
-    if registered is None and fault is None:
-        available = ", ".join(definition.name for definition in catalog.definitions())
-        fault = texts.UNKNOWN_TOOL.format(name=name, available=available or "none")
     provider_id = cut_end(replace_surrogates(item.call_id), limits.MAX_IDENTIFIER_BYTES)
     answer.items.append(
         ToolCallItem(
@@ -226,15 +200,7 @@ def _add_call(
             sealed=item.sealed,
         )
     )
-    answer.calls.append(
-        ToolCall(
-            call_id=call_id,
-            name=name,
-            arguments=arguments,
-            status="admitted",
-            effect="undeclared" if registered is None else registered.effect,
-            exclusive=registered is None or registered.exclusive,
-        )
-    )
+    call = ToolCall(call_id=call_id, name=name, arguments=arguments, status="admitted")
+    answer.calls.append(call)
     if fault is not None:
         answer.faults[call_id] = fault

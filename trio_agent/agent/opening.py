@@ -54,7 +54,7 @@ class Opening:
         self.instructions = instructions
         self.definitions = definitions
         self.meter = TokenMeter()
-        self.tool_states = dict[str, dict[str, Json]]()
+        self._tool_states = dict[str, dict[str, Json]]()
         self.watched = set[str]()
         """Submissions that somebody in this process waits for: `Agent.run`."""
         self.asides: trio.Nursery | None = None
@@ -106,10 +106,16 @@ class Opening:
 
     def tool_state(self, name: str) -> dict[str, Json]:
         """Return the one live copy of a tool's durable state in this session."""
-        if name not in self.tool_states:
-            saved: dict[str, Json] = self.session.checkpoint.states.get(f"tool:{name}") or {}
-            self.tool_states[name] = copy.deepcopy(saved)
-        return self.tool_states[name]
+        if name not in self._tool_states:
+            self._tool_states[name] = {}
+            self.reset_tool_state(name)
+        return self._tool_states[name]
+
+    def reset_tool_state(self, name: str) -> None:
+        """Make that copy what was saved last."""
+        saved: dict[str, Json] = self.session.checkpoint.states.get(f"tool:{name}") or {}
+        self._tool_states[name].clear()
+        self._tool_states[name].update(copy.deepcopy(saved))
 
 
 def parts_of(effects: Effects, cause: str | None = None) -> list[Part]:

@@ -23,7 +23,7 @@ from trio_agent.agent.ending import run_turn_end
 from trio_agent.agent.inbox import AgentSender, Inbox, WeakSender
 from trio_agent.agent.opening import Opening, logger, parts_of
 from trio_agent.agent.session import Part, Session, applied, told
-from trio_agent.agent.tool_step import idempotency_key
+from trio_agent.agent.tool_call import tool_context
 from trio_agent.config import AgentConfig
 from trio_agent.errors import CheckpointError, ConfigError, StoppedError
 from trio_agent.middleware.contexts import (
@@ -58,12 +58,11 @@ from trio_agent.state.changes import (
     StateSaved,
     TurnEnded,
 )
-from trio_agent.state.checkpoint import Checkpoint, ToolCall
+from trio_agent.state.checkpoint import Checkpoint
 from trio_agent.state.narration import Told, narrate
 from trio_agent.state.recovery import Known, recover, uncertain
 from trio_agent.store.base import CheckpointStore, Lease, TranscriptBatch
 from trio_agent.store.memory import MemoryCheckpoint
-from trio_agent.tools.base import ToolContext
 from trio_agent.tools.catalog import Catalog
 
 RECONCILE_SECONDS: Final = 10.0
@@ -320,7 +319,10 @@ async def _reconcile(opening: Opening, checkpoint: Checkpoint) -> Known:
         outcome, output = "unknown", ""
         try:
             with trio.move_on_after(RECONCILE_SECONDS):
-                ctx = _reconcile_context(opening, checkpoint, call)
+                state = copy.deepcopy(opening.tool_state(call.name))
+                ctx = tool_context(
+                    opening, checkpoint.turn_id or "", call, Permissions(), state=state
+                )
                 found = await registered.reconcile(copy.deepcopy(call.arguments), ctx)
                 outcome, output = found.outcome, found.output
         except Exception as exc:
@@ -328,23 +330,6 @@ async def _reconcile(opening: Opening, checkpoint: Checkpoint) -> Known:
         if outcome in {"finished", "failed", "not_started"}:
             known[call.call_id] = (outcome, cut_middle(output, MAX_TOOL_OUTPUT_BYTES))
     return known  # type: ignore[return-value]  # the outcomes were checked
-
-
-def _reconcile_context(opening: Opening, checkpoint: Checkpoint, call: ToolCall) -> ToolContext:
-    sandbox, session_id = opening.config.sandbox, checkpoint.session_id
-    return ToolContext(
-        session_id=session_id,
-        turn_id=checkpoint.turn_id or "",
-        call_id=call.call_id,
-        idempotency_key=idempotency_key(session_id, call.call_id),
-        workspace=None if sandbox is None else sandbox.workspace,
-        sandbox=None
-        if sandbox is None
-        else sandbox.bind(
-            session_id=session_id, call_id=call.call_id, permissions=Permissions()
-        ),
-        state=copy.deepcopy(dict(checkpoint.states.get(f"tool:{call.name}") or {})),
-    )
 
 
 async def _history(

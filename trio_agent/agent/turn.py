@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from trio_agent.agent import model_step
+from trio_agent.agent.admission import admit
 from trio_agent.agent.ending import Ending, failed, run_turn_end
 from trio_agent.agent.opening import Opening, error_event, logger, parts_of
 from trio_agent.agent.request import (
@@ -24,7 +25,7 @@ from trio_agent.agent.request import (
 )
 from trio_agent.agent.session import Part, applied, told
 from trio_agent.agent.steering import steers_of, take_steers
-from trio_agent.agent.tool_step import Batch, admission
+from trio_agent.agent.tool_step import Batch
 from trio_agent.errors import (
     CheckpointError,
     InternalError,
@@ -50,7 +51,7 @@ from trio_agent.state.changes import (
 )
 from trio_agent.state.checkpoint import ActiveExecution, Checkpoint, QueuedMessage
 from trio_agent.state.machine import Phase, phase_of
-from trio_agent.state.recovery import Known, close_turn
+from trio_agent.state.recovery import close_turn
 
 
 class Turn:
@@ -162,19 +163,17 @@ class Turn:
                 completed_at_ms=now,
                 usage=self._spent,  # of an answer that came and was not committed
             )
-            known: Known = {} if self._batch is None else self._batch.known()
+            ended = [] if self._batch is None else self._batch.end_parts(checkpoint)
             changes = close_turn(
-                checkpoint,
+                applied(checkpoint, ended),
                 outcome=ending.outcome,
                 finish_reason=ending.finish_reason,
                 reason=ending.reason,
                 now_ms=now,
                 step_outcome=step,
-                known=known,
             )
             error = [] if failure is None else [told(error_event(failure), self.submission_id)]
-            leftovers = [] if self._batch is None else self._batch.leftovers()
-            return [*leftovers, *changes[:-1], *error, changes[-1]]
+            return [*ended, *changes[:-1], *error, changes[-1]]
 
         await session.transact(close, cause=ending.cause or self.submission_id)
 
@@ -187,6 +186,8 @@ class Turn:
         self._hooks_ended = True
         effects = Effects()
         self.activity = "a turn_end hook"
+        if self._batch is not None:  # the states that these hooks build on
+            await session.transact(self._batch.end_parts, cause=self.submission_id)
         await run_turn_end(self.opening, self.turn_id, ending.outcome, effects)
         effects.items.clear()
         if effects and session.broken is None:
@@ -264,19 +265,21 @@ class Turn:
         await take_steers(self)
         if self.opening.stack.has("pre_model") and await self._pre_model():
             return
-        if self.opening.stack.has("model_request"):
-            await self._begin_hooked_step()
-            return
         checkpoint = session.checkpoint
         route = self.opening.route_of(checkpoint)
         check_size(self._size(checkpoint), self.opening.window(route), route)
+        request = build_request(self.opening, checkpoint, route, self.opening.new_id())
+        replaced = False
+        if self.opening.stack.has("model_request"):
+            self.activity = "a model_request hook"
+            request, replaced = await self.opening.stack.model_request(
+                self.opening.runtime, self.turn_id, request
+            )
 
         def begin(checkpoint: Checkpoint) -> Sequence[Part]:
             if self._steers(checkpoint):
                 return []  # one has come meanwhile: take it in first
-            route = self.opening.route_of(checkpoint)
-            request = build_request(self.opening, checkpoint, route, self.opening.new_id())
-            return [self._step(checkpoint, request, replaced=False)]
+            return [self._step(checkpoint, request, replaced=replaced)]
 
         await session.transact(begin, cause=self.submission_id)
 
@@ -316,34 +319,11 @@ class Turn:
         return bool(self._steers(session.checkpoint))
 
     def _stopped(self, effects: Effects, reason: str, checkpoint: Checkpoint) -> Sequence[Part]:
-        kept, active = parts_of(effects), checkpoint.active_execution
-        if self._steers(checkpoint) or (active is not None and active.interrupted):
-            return kept  # whoever has spoken meanwhile outranks the hook
-        end = TurnEnded(
-            outcome="completed",
-            finish_reason="hook",
-            finished_at_ms=self.opening.now_ms(),
-            reason=reason,
-        )
-        return [*kept, told(Warning(code="stopped_by_hook", message=reason)), end]
-
-    async def _begin_hooked_step(self) -> None:
-        session = self.opening.session
-        checkpoint = session.checkpoint
-        route = self.opening.route_of(checkpoint)
-        request = build_request(self.opening, checkpoint, route, self.opening.new_id())
-        self.activity = "a model_request hook"
-        request, replaced = await self.opening.stack.model_request(
-            self.opening.runtime, self.turn_id, request
-        )
-        check_size(self._size(checkpoint), self.opening.window(route), route)
-
-        def begin(now: Checkpoint) -> Sequence[Part]:
-            if self._steers(now):
-                return []
-            return [self._step(now, request, replaced=replaced)]
-
-        await session.transact(begin, cause=self.submission_id)
+        kept = parts_of(effects)
+        if not self._may_end(checkpoint):
+            return kept
+        warning = Warning(code="stopped_by_hook", message=reason)
+        return [*kept, told(warning), self._completed("hook", reason)]
 
     # --- the model request
 
@@ -394,9 +374,9 @@ class Turn:
         if opening.config.usage_observer is not None:
             opening.config.usage_observer(route, output.usage)
         self._spent = output.usage if any_tokens(output) else None
-        answer = model_step.normalise(output, opening.catalog, opening)
+        answer = model_step.normalise(output, opening.new_id)
         effects = Effects()
-        admitted = await admission(self, answer, effects)
+        admitted = await admit(self, answer, effects)
         finish: FinishReason = output.finish_reason
         on = not output.end_turn and not answer.calls
         ended = StepEnded(
@@ -404,16 +384,17 @@ class Turn:
             completed_at_ms=opening.now_ms(),
             finish_reason=finish,
             usage=self._spent,
-            items=(*effects.items, *answer.items),
+            items=(*effects.items, *admitted.items),
             calls=tuple(admitted.calls),
             completing=None if answer.calls or on else finish,
         )
         effects.items = []
         first: list[Part] = [*parts_of(effects)]
-        if answer.empty and not on:
+        if not answer.items and not on:
             empty = Warning(code="empty_reply", message="the model's reply had no content")
             first.append(told(empty))
         tokens = output.usage.input_tokens + output.usage.output_tokens
+        unhooked = not (opening.stack.has("stop") or opening.stack.has("turn_end"))
 
         def accept(checkpoint: Checkpoint) -> Sequence[Part]:
             parts: list[Part] = [*first, ended, *admitted.ends]
@@ -422,7 +403,7 @@ class Turn:
                 self.opening.meter.measured(after, max(0, tokens - opening.fixed_tokens))
             if phase_of(after) is Phase.EXECUTING:
                 return [*parts, *self.batch_parts(after)]
-            if phase_of(after) is Phase.COMPLETING and self._may_end(after):
+            if unhooked and phase_of(after) is Phase.COMPLETING and self._may_end(after):
                 return [*parts, self._completed(finish)]
             return [*parts, *self.opening_parts(after)]
 
@@ -455,15 +436,21 @@ class Turn:
     # --- the end
 
     def _may_end(self, checkpoint: Checkpoint) -> bool:
-        stack = self.opening.stack
-        if stack.has("stop") or stack.has("turn_end") or self._steers(checkpoint):
-            return False
-        active = checkpoint.active_execution
-        return active is not None and active.interrupted is None
+        """Whether nobody has spoken meanwhile who outranks the end of the turn.
 
-    def _completed(self, reason: FinishReason) -> TurnEnded:
+        Once the turn_end hooks were told, a steer is too late and waits its turn.
+        """
+        active = checkpoint.active_execution
+        if active is None or active.interrupted is not None:
+            return False
+        return self._hooks_ended or not self._steers(checkpoint)
+
+    def _completed(self, finish_reason: FinishReason, reason: str = "") -> TurnEnded:
         return TurnEnded(
-            outcome="completed", finish_reason=reason, finished_at_ms=self.opening.now_ms()
+            outcome="completed",
+            finish_reason=finish_reason,
+            finished_at_ms=self.opening.now_ms(),
+            reason=reason,
         )
 
     async def _complete(self, active: ActiveExecution) -> None:
@@ -499,12 +486,7 @@ class Turn:
             await self._turn_end_hooks(Ending("completed", reason))
 
         def end(checkpoint: Checkpoint) -> Sequence[Part]:
-            active = checkpoint.active_execution
-            if active is not None and active.interrupted:
-                return []
-            if self._steers(checkpoint) and not self._hooks_ended:
-                return []  # once the hooks were told, a steer is too late and waits its turn
-            return [self._completed(reason)]
+            return [self._completed(reason)] if self._may_end(checkpoint) else []
 
         await session.transact(end, cause=self.submission_id)
 
