@@ -147,7 +147,8 @@ def normalise(output: ModelOutput, new_id: Callable[[], str]) -> Answer:
 
     Calls get ids of our own; arguments that are no JSON object are replaced by an
     empty one and the call is at fault; so is a call that the output limit cut off.
-    Texts that are blank are dropped, and so is reasoning that stands alone.
+    Texts that are blank are dropped, and so is reasoning that stands alone, unless the
+    model has only paused.
     """
     answer = Answer()
     visible = False
@@ -163,7 +164,7 @@ def normalise(output: ModelOutput, new_id: Callable[[], str]) -> Answer:
                 visible = True
         else:
             answer.items.append(_reasoning(item))
-    if not visible:
+    if not visible and output.end_turn:  # what a paused answer has is needed to go on
         answer.items.clear()
     return answer
 
