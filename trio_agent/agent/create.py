@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -11,11 +10,10 @@ import trio
 from trio_agent.agent.boundary import raise_for_caller, raise_for_opener
 from trio_agent.agent.handle import Agent
 from trio_agent.agent.intake import Intake
-from trio_agent.agent.readers import Reader
+from trio_agent.agent.opening import Opening
 from trio_agent.agent.runner import Runner
-from trio_agent.agent.startup import Opened, Started, started
+from trio_agent.agent.startup import Opened, started
 from trio_agent.config import AgentConfig
-from trio_agent.errors import CheckpointError
 
 
 @asynccontextmanager
@@ -47,11 +45,13 @@ async def create_agent(config: AgentConfig) -> AsyncGenerator[Agent]:
     opened = Opened()
     try:
         async with started(config, opened) as start:
-            agent, intake = _agent(start)
-            session = start.opening.session
+            opening = start.opening
+            session = opening.session
+            intake = Intake(opening, Runner(opening))
+            agent = Agent(opening, intake, start.configured, start.reader)
             try:
                 async with trio.open_nursery() as nursery:
-                    _run(nursery, start, intake)
+                    _run(nursery, opening, intake)
                     try:
                         yield agent
                     except BaseException as exc:
@@ -69,34 +69,9 @@ async def create_agent(config: AgentConfig) -> AsyncGenerator[Agent]:
         raise_for_caller(raised, theirs)
 
 
-def _agent(start: Started) -> tuple[Agent, Intake]:
-    opening = start.opening
-    runner = Runner(opening)
-    intake = Intake(opening, runner, start.inbox, start.store)
-    reader = Reader(
-        opening.session.tail,
-        start.store,
-        start.configured.session_id,
-        start.first_events[-1].sequence,
-        deque(start.first_events),
-        start.skipped,
-    )
-    agent = Agent(
-        opening,
-        intake,
-        start.store,
-        start.configured,
-        start.sender,
-        reader,
-        opening.stack.contributions(),
-    )
-    return agent, intake
-
-
-def _run(nursery: trio.Nursery, start: Started, intake: Intake) -> None:
+def _run(nursery: trio.Nursery, opening: Opening, intake: Intake) -> None:
     """Start the tasks of a session; the runner's end ends the others."""
-    opening, session_id = start.opening, start.configured.session_id
-    session = opening.session
+    session, session_id = opening.session, opening.config.session_id
     scopes: list[trio.CancelScope] = []
 
     async def run() -> None:
@@ -113,13 +88,6 @@ def _run(nursery: trio.Nursery, start: Started, intake: Intake) -> None:
         with scope:
             await serving()
 
-    async def guard() -> None:
-        try:
-            await start.store.guard(start.lease)
-        except CheckpointError as exc:
-            session.fail(exc)  # the new owner writes the ending
-            raise
-
     async def asides() -> None:
         async with trio.open_nursery() as beside:
             opening.asides = beside
@@ -129,7 +97,7 @@ def _run(nursery: trio.Nursery, start: Started, intake: Intake) -> None:
                 opening.asides = None
 
     nursery.start_soon(serve, session.run_recorder, name=f"recorder {session_id}")
-    nursery.start_soon(serve, guard, name=f"lease {session_id}")
+    nursery.start_soon(serve, session.run_guard, name=f"lease {session_id}")
     nursery.start_soon(serve, asides, name=f"commands {session_id}")
     nursery.start_soon(intake.run, name=f"intake {session_id}")
     nursery.start_soon(run, name=f"session {session_id}")

@@ -25,7 +25,7 @@ from trio_agent.record import Record
 from trio_agent.state.intake import is_idle
 from trio_agent.state.machine import Phase, phase_of
 from trio_agent.state.narration import approval_request
-from trio_agent.store.base import CheckpointStore, Receipt
+from trio_agent.store.base import Receipt
 
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
@@ -49,19 +49,15 @@ class Agent:
         self,
         opening: Opening,
         intake: Intake,
-        store: CheckpointStore,
         session: SessionConfigured,
-        sender: AgentSender,
         events: Reader,
-        frontend: tuple[Contribution, ...],
     ) -> None:
         self._opening = opening
         self._intake = intake
-        self._store = store
         self.session = session
-        self.sender = sender
+        self.sender: AgentSender = opening.sender
         self.events = events
-        self.frontend = frontend
+        self.frontend: tuple[Contribution, ...] = opening.stack.contributions()
         self._closed = False
 
     @property
@@ -111,7 +107,7 @@ class Agent:
         """
         tail = self._opening.session.tail
         check_position(after, tail.last)
-        return Reader(tail, self._store, self.session_id, after)
+        return Reader(tail, self._opening.store, self.session_id, after)
 
     def snapshot(self) -> Snapshot:
         """Return where the session stands. Not a checkpoint."""
@@ -195,7 +191,7 @@ class Agent:
 
         Leaving the block of `create_agent` waits for the last commit.
         """
-        self._intake.inbox.close()
+        self._opening.inbox.close()
         self._closed = True
         self._opening.session.tail.ring()
 

@@ -8,7 +8,7 @@ from typing import Final, assert_never
 import outcome
 
 from trio_agent.agent.consent import ABORTED, decision_parts
-from trio_agent.agent.inbox import Envelope, Inbox, over
+from trio_agent.agent.inbox import Envelope, over
 from trio_agent.agent.opening import Opening, describe, logger, parts_of
 from trio_agent.agent.runner import Runner, began_by
 from trio_agent.agent.session import Part, applied, told
@@ -50,7 +50,7 @@ from trio_agent.state.intake import (
     find_approval,
     is_idle,
 )
-from trio_agent.store.base import CheckpointStore, Receipt, SessionSummary
+from trio_agent.store.base import Receipt, SessionSummary
 
 INTERRUPTED: Final = "interrupted"
 
@@ -58,17 +58,9 @@ INTERRUPTED: Final = "interrupted"
 class Intake:
     """Decides submissions: refuses them, or commits what they mean and acts on it."""
 
-    def __init__(
-        self,
-        opening: Opening,
-        runner: Runner,
-        inbox: Inbox,
-        store: CheckpointStore,
-    ) -> None:
+    def __init__(self, opening: Opening, runner: Runner) -> None:
         self.opening = opening
         self.runner = runner
-        self.inbox = inbox
-        self.store = store
         self.renamed = dict[str, str]()
         self.withdrawn = set[str]()
 
@@ -76,11 +68,11 @@ class Intake:
         """Take in ops until every sender is closed, then end the session."""
         session = self.opening.session
         try:
-            async for envelope in self.inbox.receive:
+            async for envelope in self.opening.inbox.receive:
                 if envelope.take():
                     await self._take(envelope)
         finally:
-            self.inbox.refuse_rest(session.broken)
+            self.opening.inbox.refuse_rest(session.broken)
         self.runner.end()
 
     async def _take(self, envelope: Envelope) -> None:
@@ -103,7 +95,9 @@ class Intake:
         submission, session = envelope.submission, self.opening.session
         digest = digest_of(submission)
         if envelope.named:
-            earlier = await self.store.receipt(session.checkpoint.session_id, submission.id)
+            earlier = await self.opening.store.receipt(
+                session.checkpoint.session_id, submission.id
+            )
             if earlier is not None and earlier.digest == digest:
                 return earlier
             if earlier is not None:
@@ -142,7 +136,7 @@ class Intake:
     async def _target(self, submission: Submission) -> SessionSummary | None:
         if not isinstance(submission.op, ResumeSession):
             return None
-        summary = await self.store.session_summary(submission.op.session_id)
+        summary = await self.opening.store.session_summary(submission.op.session_id)
         if summary is None:
             raise UnknownError(f"no session is called {submission.op.session_id!r}")
         return summary

@@ -10,6 +10,7 @@ from typing import TypeVarTuple, Unpack, cast
 import msgspec
 import trio
 
+from trio_agent.agent.inbox import AgentSender, Inbox
 from trio_agent.agent.meter import TokenMeter
 from trio_agent.agent.session import Part, Session, told
 from trio_agent.config import AgentConfig
@@ -24,6 +25,7 @@ from trio_agent.protocol.text import Json, cut_end, replace_surrogates
 from trio_agent.state.changes import ContextChanged, StateSaved, UsageCounted
 from trio_agent.state.checkpoint import Checkpoint
 from trio_agent.state.context import BYTES_PER_TOKEN
+from trio_agent.store.base import CheckpointStore
 from trio_agent.tools.catalog import Catalog
 
 logger = logging.getLogger("trio_agent.agent")
@@ -42,6 +44,9 @@ class Opening:
         catalog: Catalog,
         runtime: RuntimeContext,
         session: Session,
+        store: CheckpointStore,
+        inbox: Inbox,
+        sender: AgentSender,
         instructions: str,
         definitions: tuple[ToolDefinition, ...],
     ) -> None:
@@ -51,6 +56,9 @@ class Opening:
         self.catalog = catalog
         self.runtime = runtime
         self.session = session
+        self.store = store
+        self.inbox = inbox
+        self.sender = sender
         self.instructions = instructions
         self.definitions = definitions
         self.meter = TokenMeter()

@@ -16,6 +16,7 @@ import trio
 from trio_agent.agent.readers import Tail
 from trio_agent.ambient import Ambient
 from trio_agent.errors import (
+    CheckpointError,
     SessionBrokenError,
     SessionOwnedError,
     StaleSessionError,
@@ -205,6 +206,14 @@ class Session:
                 self._check()
                 if self._pending:
                     await self._write(_Plan(self.checkpoint), None)
+
+    async def run_guard(self) -> None:
+        """Wait for another process to take the session, and fail then. Runs until cancelled."""
+        try:
+            await self._store.guard(self._lease)
+        except CheckpointError as exc:
+            self.fail(exc)  # the new owner writes the ending
+            raise
 
     def _check(self) -> None:
         if self.broken is not None:

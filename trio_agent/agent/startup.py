@@ -7,23 +7,24 @@ is a plain exception, and leaves the stored session as it was.
 from __future__ import annotations
 
 import copy
-import hashlib
 import os
 import socket
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 import attrs
-import msgspec
 import trio
 
 from trio_agent.agent.ending import run_turn_end
+from trio_agent.agent.first_commit import FirstCommit
 from trio_agent.agent.inbox import AgentSender, Inbox, WeakSender
 from trio_agent.agent.opening import Opening, logger, parts_of
-from trio_agent.agent.session import Part, Session, applied, told
-from trio_agent.agent.tool_call import tool_context
+from trio_agent.agent.readers import Reader
+from trio_agent.agent.reconcile import reconcile
+from trio_agent.agent.session import Part, Session, told
 from trio_agent.config import AgentConfig
 from trio_agent.errors import CheckpointError, ConfigError, StoppedError
 from trio_agent.middleware.contexts import (
@@ -35,32 +36,18 @@ from trio_agent.middleware.contexts import (
 from trio_agent.middleware.stack import MiddlewareStack
 from trio_agent.model.named import as_router
 from trio_agent.model.router import ModelRouter
-from trio_agent.protocol import texts
-from trio_agent.protocol.codec import unstructure
 from trio_agent.protocol.events import (
-    Event,
-    EventMsg,
     SessionConfigured,
-    SessionHistory,
-    TokenCount,
-    ToolCallEnd,
     Warning,  # noqa: A004  # the wire's word
 )
-from trio_agent.protocol.limits import MAX_TOOL_OUTPUT_BYTES
-from trio_agent.protocol.replay import replay_events
-from trio_agent.protocol.text import Json, cut_middle
-from trio_agent.sandbox.policy import Permissions
+from trio_agent.protocol.text import Json
 from trio_agent.state.changes import (
     Change,
-    ContentNamed,
-    MetadataReplaced,
-    RouteChanged,
     StateSaved,
     TurnEnded,
 )
 from trio_agent.state.checkpoint import Checkpoint
-from trio_agent.state.narration import Told, narrate
-from trio_agent.state.recovery import Known, recover, uncertain
+from trio_agent.state.recovery import recover
 from trio_agent.store.base import CheckpointStore, Lease, TranscriptBatch
 from trio_agent.store.memory import MemoryCheckpoint
 from trio_agent.tools.catalog import Catalog
@@ -73,37 +60,18 @@ MAX_EARLY_UPDATES: Final = 256
 class Started:
     """A session that is open and durable, and not running yet."""
 
-    def __init__(
-        self,
-        opening: Opening,
-        store: CheckpointStore,
-        lease: Lease,
-        inbox: Inbox,
-        sender: AgentSender,
-        configured: SessionConfigured,
-        first_events: tuple[Event, ...],
-        skipped: frozenset[int],
-    ) -> None:
+    def __init__(self, opening: Opening, configured: SessionConfigured, reader: Reader) -> None:
         self.opening = opening
-        self.store = store
-        self.lease = lease
-        self.inbox = inbox
-        self.sender = sender
         self.configured = configured
-        self.first_events = first_events
-        self.skipped = skipped
+        self.reader = reader
 
 
 class Opened:
     """How far an opening has come: what failed in it, as it was raised, or that it is done."""
 
-    def __init__(
-        self,
-        done: bool = False,
-        failure: BaseException | None = None,
-    ) -> None:
-        self.done = done
-        self.failure = failure
+    def __init__(self) -> None:
+        self.done = False
+        self.failure: BaseException | None = None
 
     def fail(self, exc: BaseException) -> None:
         """Note what went wrong, unless the opening is done or something did before."""
@@ -114,13 +82,9 @@ class Opened:
 class _Show:
     """Where middlewares show things: a bounded buffer first, the journal afterwards."""
 
-    def __init__(
-        self,
-        session: Session | None = None,
-        early: list[FrontendUpdate] | None = None,
-    ) -> None:
-        self.session = session
-        self.early = list[FrontendUpdate]() if early is None else early
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self.early = list[FrontendUpdate]()
 
     def __call__(self, update: FrontendUpdate) -> None:
         if self.session is not None:
@@ -185,6 +149,9 @@ async def started(config: AgentConfig, opened: Opened) -> AsyncGenerator[Started
             catalog=catalog,
             runtime=runtime,
             session=session,
+            store=store,
+            inbox=inbox,
+            sender=sender,
             instructions=stack.prompt(config.system_prompt, runtime),
             definitions=catalog.definitions(),
         )
@@ -192,31 +159,36 @@ async def started(config: AgentConfig, opened: Opened) -> AsyncGenerator[Started
         await exits.enter_async_context(router.open())
         if config.sandbox is not None:
             await exits.enter_async_context(config.sandbox.session(config.session_id))
-        known = await _reconcile(opening, checkpoint)
+        known = await reconcile(opening, checkpoint)
         changes = recover(checkpoint, config.recovery, now_ms=opening.now_ms(), known=known)
         history = await _history(config, store, loaded)
         await exits.enter_async_context(stack.sessions(runtime, failed=opened.fail))
         try:
             hooked = await _turn_end_hooks(opening, changes)
-            extra = [*hooked, *warnings]
-            first = _FirstCommit(opening, loaded, route, changes, history, extra)
             shown = tuple(show.early)
-            events = await first.commit(shown)
+            first = FirstCommit(
+                opening,
+                new=loaded is None,
+                route=route,
+                changes=changes,
+                batches=history,
+                extra=[*hooked, *warnings, *(told(update) for update in shown)],
+            )
+            events = await first.commit()
         except BaseException as exc:
             opened.fail(exc)  # a middleware's nursery may wrap it on its way out
             raise
         show.begin(session, len(shown))
         opened.done = True
-        yield Started(
-            opening=opening,
-            store=store,
-            lease=lease,
-            inbox=inbox,
-            sender=sender,
-            configured=first.configured,
-            first_events=events,
+        reader = Reader(
+            session.tail,
+            store,
+            config.session_id,
+            events[-1].sequence,
+            preface=deque(events),
             skipped=first.skipped(events),
         )
+        yield Started(opening, first.configured, reader)
 
 
 @asynccontextmanager
@@ -306,32 +278,6 @@ def _runtime(
     )
 
 
-async def _reconcile(opening: Opening, checkpoint: Checkpoint) -> Known:
-    """Ask the tools that can tell what became of calls that a crash cut off."""
-    known: dict[str, tuple[object, str]] = {}
-    for call in uncertain(checkpoint):
-        registered = opening.catalog.get(call.name)
-        if registered is None or registered.effect not in {call.effect, "read_only"}:
-            # What was safe to run again when the call began may not be so any more.
-            known[call.call_id] = ("unknown", texts.UNKNOWN_AFTER_RESTART)
-        if registered is None or registered.reconcile is None:
-            continue
-        outcome, output = "unknown", ""
-        try:
-            with trio.move_on_after(RECONCILE_SECONDS):
-                state = copy.deepcopy(opening.tool_state(call.name))
-                ctx = tool_context(
-                    opening, checkpoint.turn_id or "", call, Permissions(), state=state
-                )
-                found = await registered.reconcile(copy.deepcopy(call.arguments), ctx)
-                outcome, output = found.outcome, found.output
-        except Exception as exc:
-            logger.warning("tool %r could not reconcile a call", call.name, exc_info=exc)
-        if outcome in {"finished", "failed", "not_started"}:
-            known[call.call_id] = (outcome, cut_middle(output, MAX_TOOL_OUTPUT_BYTES))
-    return known  # type: ignore[return-value]  # the outcomes were checked
-
-
 async def _history(
     config: AgentConfig, store: CheckpointStore, loaded: Checkpoint | None
 ) -> tuple[TranscriptBatch, ...]:
@@ -353,117 +299,3 @@ async def _turn_end_hooks(opening: Opening, changes: Sequence[Change]) -> list[P
     await run_turn_end(opening, checkpoint.turn_id or "", ended.outcome, effects)
     effects.items.clear()
     return parts_of(effects)
-
-
-class _FirstCommit:
-    """Everything that an opening writes before it runs, in one transaction."""
-
-    def __init__(
-        self,
-        opening: Opening,
-        loaded: Checkpoint | None,
-        route: str,
-        changes: Sequence[Change],
-        batches: tuple[TranscriptBatch, ...],
-        extra: Sequence[Part],
-    ) -> None:
-        self.opening = opening
-        self.loaded = loaded
-        self.route = route
-        self.changes = changes
-        self.batches = batches
-        self.extra = extra
-        checkpoint = opening.session.checkpoint
-        self.configured = SessionConfigured(
-            session_id=checkpoint.session_id,
-            context=checkpoint.session_context,
-            model=opening.model_changed(route),
-            recovered=bool(changes),
-        )
-        self._replayed: frozenset[str] = frozenset[str]()
-
-    async def commit(self, early: Sequence[FrontendUpdate]) -> tuple[Event, ...]:
-        opening, session = self.opening, self.opening.session
-        instructions, tools = _contents(opening)
-        named = ContentNamed(
-            instructions_digest=_digest(instructions), tools_digest=_digest(tools)
-        )
-        before = session.checkpoint
-        contents: dict[str, str] = {}
-        settings: list[Part] = []
-        if before.model_route != self.route:
-            settings.append(RouteChanged(model=self.configured.model, quiet=True))
-        if self.loaded is not None and opening.config.metadata is not None:
-            metadata = copy.deepcopy(dict(opening.config.metadata))
-            if metadata != dict(before.metadata):
-                settings.append(MetadataReplaced(metadata=metadata))
-        if (before.instructions_digest, before.tools_digest) != (
-            named.instructions_digest,
-            named.tools_digest,
-        ):
-            settings.append(named)
-            contents = {named.instructions_digest: instructions, named.tools_digest: tools}
-        parts = [told(self.configured), *self._recovery(), *settings, *self.extra]
-        parts += [told(update) for update in early]
-        after = applied(before, parts)
-        if after.last_usage is not None:
-            window = self.configured.model.model_context_window
-            count = TokenCount(
-                total=after.total_usage, last=after.last_usage, model_context_window=window
-            )
-            parts.append(told(count))
-        new = self.loaded is None
-        events = await session.transact(lambda _: parts, first=new, contents=contents)
-        assert isinstance(events, tuple)
-        return events
-
-    def _recovery(self) -> list[Part]:
-        """Return the recovery's changes, with the history before the end of the turn."""
-        changes: list[Part] = list(self.changes)
-        history = self._history()
-        if not history:
-            return changes
-        ends = [part for part in changes[-1:] if isinstance(part, TurnEnded)]
-        rest = changes[: len(changes) - len(ends)]
-        return [*rest, told(SessionHistory(history)), *ends]
-
-    def _history(self) -> tuple[EventMsg, ...]:
-        if not self.batches:
-            return ()
-        checkpoint = self.opening.session.checkpoint
-        turn_ids = {call.call_id: checkpoint.turn_id or "" for call in checkpoint.pending_tools}
-        replayed = replay_events(self.batches, checkpoint.session_id, turn_ids=turn_ids)
-        ends = [
-            msg
-            for _, msg in _narrated(checkpoint, self.changes)
-            if isinstance(msg, ToolCallEnd)
-        ]
-        self._replayed = frozenset(end.call_id for end in ends)
-        return (*replayed, *ends)
-
-    def skipped(self, events: Sequence[Event]) -> frozenset[int]:
-        """Return the numbers of the events that the history tells already."""
-        return frozenset(
-            event.sequence
-            for event in events
-            if isinstance(event.msg, ToolCallEnd) and event.msg.call_id in self._replayed
-        )
-
-
-def _narrated(checkpoint: Checkpoint, changes: Sequence[Change]) -> list[Told]:
-    messages: list[Told] = []
-    for change in changes:
-        after = applied(checkpoint, [change])
-        messages.extend(narrate(checkpoint, change, after))
-        checkpoint = after
-    return messages
-
-
-def _contents(opening: Opening) -> tuple[str, str]:
-    definitions = [unstructure(definition) for definition in opening.definitions]
-    tools = msgspec.json.encode(definitions, order="deterministic").decode()
-    return opening.instructions, tools
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
