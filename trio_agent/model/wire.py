@@ -6,7 +6,8 @@
    called them, perhaps twice, perhaps in 500 characters, never goes out again.
 3. Tool names that a provider would refuse are mapped, always to the same name.
 4. What a provider sealed is sent to it alone. Nothing is lost: the store keeps it.
-5. Nothing blank is sent, and no answer that says nothing and calls nothing.
+5. Nothing blank is sent, and no answer that says nothing and calls nothing, or that
+   ends in a thought.
 6. What goes out is strict JSON in strict UTF-8.
 """
 
@@ -159,12 +160,15 @@ def turns(
             found.append(Said(items=tuple(said)))
         said.clear()
 
+    def is_thought(part: AnswerPart) -> bool:
+        return isinstance(part, ReasoningItem) and not (
+            part.sealed is not None and stands_alone(part.sealed.data)
+        )
+
     def end_answer() -> None:
-        if any(
-            isinstance(part, (AssistantItem, ToolCallItem))
-            or (part.sealed is not None and stands_alone(part.sealed.data))
-            for part in parts
-        ):
+        while parts and is_thought(parts[-1]):
+            parts.pop()  # servers refuse a thought that nothing follows from
+        if parts:
             found.append(Answered(parts=tuple(parts), outputs=tuple(outputs)))
         parts.clear()
         outputs.clear()

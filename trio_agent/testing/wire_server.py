@@ -570,8 +570,8 @@ def _messages_fault(body: Json) -> str | None:
                 return fault
         if owed & calls.owed:
             return calls.between()
-        if all(text_member(block, "type").endswith("thinking") for block in blocks):
-            return "a message that only thinks"
+        if text_member(blocks[-1], "type").endswith("thinking"):
+            return "a message that ends in a thought"
     return calls.between()
 
 

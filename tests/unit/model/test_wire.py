@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -33,9 +34,27 @@ MODELS = (
     (Anthropic("m", api_key="k"), MESSAGES),
 )
 BINDINGS = [model.binding for model, _ in MODELS]
+PROVIDERS = [*BINDINGS, "another"]
 
 names = st.text(max_size=80) | st.sampled_from(["read_file", "a b", "a_b", "ä" * 70])
 texts = st.sampled_from(["", " \n", "hi", "grüß 🙂", "trailing "])
+
+
+def mark_of(provider: str | None) -> str:
+    """Return what only a thought of that provider holds: as its text, or in its seal."""
+    return f"thought by {provider}"
+
+
+@st.composite
+def thoughts(draw: Any) -> ReasoningItem:
+    provider = draw(st.sampled_from([*PROVIDERS, None]))
+    mark = mark_of(provider)
+    thought = {"type": "thinking", "thinking": "x", "signature": mark}
+    blob = {"type": "reasoning", "summary": [], "encrypted_content": mark}
+    echo = {"member": "reasoning_content"}
+    data = dict(zip(PROVIDERS, (blob, echo, thought, echo), strict=True))
+    seal = None if provider is None else Sealed(provider=provider, data=data[provider])
+    return ReasoningItem(text=draw(texts | st.just(mark)), sealed=seal)
 
 
 @st.composite
@@ -46,16 +65,10 @@ def histories(draw: Any) -> tuple[Any, ...]:
         picture = st.just(ImageItem(media_type="image/png", data="AA=="))
         message = st.builds(lambda text: UserItem(text=text), texts)
         items += draw(st.lists(message | picture, max_size=2))
-        for _ in range(draw(st.integers(0, 2))):
-            thought = {"type": "thinking", "thinking": "x", "signature": "s"}
-            blob = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
-            echo = {"member": "reasoning_content"}
-            provider = draw(st.sampled_from([*BINDINGS, "another", None]))
-            data = dict(zip([*BINDINGS, "another"], (blob, echo, thought, "?"), strict=True))
-            seal = provider and Sealed(provider=provider, data=data[provider])
-            items.append(ReasoningItem(text=draw(texts), sealed=seal or None))
+        items += draw(st.lists(thoughts(), max_size=2))
         said = st.builds(lambda text: AssistantItem(text=text), texts)
         items += draw(st.lists(said, max_size=2))
+        items += draw(st.lists(thoughts(), max_size=1))  # cut off while it went on thinking
         calls = [
             ToolCallItem(
                 call_id=f"{turn}-{n}" + draw(st.sampled_from(["", "/ä", "x" * 90])),
@@ -79,8 +92,9 @@ def histories(draw: Any) -> tuple[Any, ...]:
 def test_every_history_becomes_a_request_that_a_strict_server_takes(
     items: Any, instructions: Any
 ) -> None:
-    """Mutants that this finds: blanks kept, lone reasoning kept, foreign seals sent, the
-    provider's call ids sent, two user messages in a row."""
+    """Mutants that this finds: blanks kept, lone reasoning kept, reasoning at an
+    answer's end kept, foreign seals sent, the provider's call ids sent, two user messages
+    in a row."""
     for model, form in MODELS:
         request = ModelRequest(instructions=instructions, items=items)
         try:
@@ -93,6 +107,10 @@ def test_every_history_becomes_a_request_that_a_strict_server_takes(
 
         assert form.request_fault(json.loads(raw.decode())) is None
         assert b"same" not in raw
+        for other in {*PROVIDERS, None} - {model.binding}:
+            assert mark_of(other).encode() not in raw
+        said = [isinstance(turn, wire.Said) for turn in wire.turns(items, model.binding)]
+        assert (True, True) not in itertools.pairwise(said)
 
 
 @given(histories(), st.sampled_from(BINDINGS))
