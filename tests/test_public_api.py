@@ -7,6 +7,7 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import trio.testing
@@ -141,6 +142,65 @@ print(*sorted(name for name in after - before if name not in sys.stdlib_module_n
         [sys.executable, "-c", code], capture_output=True, check=True, text=True
     )
     assert done.stdout.split() == ["trio_agent"]
+
+
+COST = """
+import sys
+import trio, attrs, cattrs, msgspec, sqlite3
+before = set(sys.modules)
+import trio_agent
+loaded = set(sys.modules) - before
+records = {
+    value
+    for name in loaded
+    for value in vars(sys.modules[name]).values()
+    if isinstance(value, type) and "__attrs_props__" in vars(value)
+}
+print(len(records), *sorted(loaded))
+"""
+SESSION = """
+import sys
+import trio, trio_agent
+from trio_agent import AgentConfig, MemoryCheckpoint, ModelOutput, SqliteCheckpoint, UserInput
+before = set(sys.modules)
+
+class Echo:
+    async def respond(self, request, emit):
+        await emit("y")
+        return ModelOutput.answer("y")
+
+async def session(store):
+    config = AgentConfig(model=Echo(), checkpoints=store)
+    async with store, trio_agent.create_agent(config) as agent:
+        await agent.submit(UserInput(text="x"))
+        await agent.wait_idle()
+        assert await agent.next_event() is not None
+        assert (await agent.run("x")).text == "y"
+
+trio.run(session, MemoryCheckpoint())
+trio.run(session, SqliteCheckpoint(sys.argv[1]))
+print(*(name for name in set(sys.modules) - before if not name.startswith("encodings.")))
+"""
+
+
+def told_by(code: str, *arguments: str) -> list[str]:
+    child = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(child, capture_output=True, check=True, text=True).stdout.split()
+
+
+def test_importing_loads_only_what_a_session_needs() -> None:
+    """Each attrs class costs about as much as a module: 103 and 85 of them are 1.42."""
+    count, *loaded = told_by(COST)
+    late = ["protocol.schema", "sandbox.base", "testing", "cli"]
+    late += ["store.archive", "store.audit", "store.packing", "store.transfer"]
+
+    assert not {"json", *(f"trio_agent.{name}" for name in late)} & set(loaded)
+    assert int(count) <= 108
+    assert len(loaded) <= 92
+
+
+def test_what_importing_saves_a_first_session_does_not_pay(tmp_path: Path) -> None:
+    assert told_by(SESSION, str(tmp_path / "x.db")) == []
 
 
 def test_every_module_imports_alone() -> None:
