@@ -107,7 +107,7 @@ def kill(moment: str, seconds: float, life: Callable[[int], None], faults: Path)
     if pid == 0:
         try:
             life(writer)
-        except BaseException:
+        except BaseException:  # noqa: ASYNC103  # the process ends here
             faults.write_text(traceback.format_exc(), encoding="utf-8")
         finally:
             os._exit(1)

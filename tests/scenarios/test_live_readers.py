@@ -68,7 +68,8 @@ async def test_fifty_readers_join_at_different_moments_and_miss_nothing(
                 for number in range(READERS):
                     now = agent.snapshot().last_event_sequence
                     starts.append((0, now // 2, now)[number % 3])
-                    nursery.start_soon(listen, agent.subscribe(after=starts[-1]), number)
+                    reader = agent.subscribe(after=starts[-1])
+                    nursery.start_soon(listen, reader, number)  # it outlives the session
                     await grow(agent, LIVE // READERS)
             # each of them ends by itself: the session is over
         rows = await journal(store)
