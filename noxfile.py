@@ -65,7 +65,7 @@ def deep(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Run the benchmarks; names behind ``--`` pick some. See benchmarks/README.md."""
     _install(session, "test")
-    parts = {"__init__", "conftest", "workload"}  # what benchmarks share
+    parts = {"__init__", "conftest", "lean", "workload"}  # what benchmarks share
     names = (page.stem for page in sorted(Path("benchmarks").glob("*.py")))
     for name in session.posargs or (one for one in names if one not in parts):
         session.run("python", "-m", f"benchmarks.{name}")
