@@ -7,6 +7,7 @@ finds are listed in MUTANTS.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import get_args
 
 import attrs
@@ -30,7 +31,14 @@ from trio_agent.protocol.events import (
     TurnAborted,
     TurnComplete,
 )
-from trio_agent.protocol.items import AssistantItem, Item, ReasoningItem, ToolCallItem, UserItem
+from trio_agent.protocol.items import (
+    AssistantItem,
+    Item,
+    ReasoningItem,
+    ToolCallItem,
+    ToolOutputItem,
+    UserItem,
+)
 from trio_agent.protocol.ops import Abort, Approved, ApprovedForSession, Denied
 from trio_agent.protocol.usage import TokenUsage
 from trio_agent.state import changes as ch
@@ -42,7 +50,6 @@ from trio_agent.state.checkpoint import (
     QueuedMessage,
     ToolCall,
 )
-from trio_agent.state.context import boundaries
 from trio_agent.state.execution import record_of
 from trio_agent.state.machine import ALWAYS, TRANSITIONS, Phase, advance, phase_of
 from trio_agent.state.narration import narrate
@@ -57,6 +64,20 @@ SMALL = st.builds(TokenUsage, total_tokens=st.integers(0, 9), input_tokens=st.in
 TEXTS = st.sampled_from(["", " ", "one", "two 😀"])
 CLOCK = st.integers(0, 50)
 """Readings of a clock that runs where it likes."""
+
+
+def boundaries(items: Sequence[Item]) -> list[int]:
+    """Return the lengths at which a history may be cut: where no call is open."""
+    cuts: list[int] = []
+    waiting: set[str] = set()
+    for length, item in enumerate(items, start=1):
+        if isinstance(item, ToolCallItem):
+            waiting.add(item.call_id)
+        elif isinstance(item, ToolOutputItem):
+            waiting.discard(item.call_id)
+        if not waiting:
+            cuts.append(length)
+    return cuts
 
 
 class Session(RuleBasedStateMachine):

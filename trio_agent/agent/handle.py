@@ -24,7 +24,7 @@ from trio_agent.protocol.usage import TokenUsage
 from trio_agent.record import Record
 from trio_agent.state.intake import is_idle
 from trio_agent.state.machine import Phase, phase_of
-from trio_agent.state.narration import approval_request
+from trio_agent.state.narration import approval_request, queue_entries
 from trio_agent.store.base import Receipt
 
 
@@ -117,10 +117,7 @@ class Agent:
             phase=phase_of(checkpoint),
             turn_id=checkpoint.turn_id,
             step_index=None if active is None else active.next_model_step,
-            queued=tuple(
-                QueuedEntry(submission_id=one.id, delivery=one.boundary, text=one.text)
-                for one in checkpoint.queue
-            ),
+            queued=queue_entries(checkpoint),
             approvals=tuple(
                 approval_request(checkpoint, call)
                 for call in checkpoint.pending_tools

@@ -17,13 +17,9 @@ if TYPE_CHECKING:
     from trio_agent.agent.turn import Turn
 
 
-def steers_of(checkpoint: Checkpoint, turn_id: str) -> list[QueuedMessage]:
-    """Return the messages that wait to join that turn, in order."""
-    return [
-        waiting
-        for waiting in checkpoint.queue
-        if waiting.boundary == "steer" and waiting.turn_id == turn_id
-    ]
+def steers_of(checkpoint: Checkpoint) -> list[QueuedMessage]:
+    """Return the messages that wait to join the running turn, in order."""
+    return [waiting for waiting in checkpoint.queue if waiting.boundary == "steer"]
 
 
 async def take_steers(turn: Turn) -> None:
@@ -33,7 +29,7 @@ async def take_steers(turn: Turn) -> None:
     the next one, too.
     """
     session = turn.opening.session
-    while steers := steers_of(session.checkpoint, turn.turn_id):
+    while steers := steers_of(session.checkpoint):
         message, effects = steers[0], Effects()
         rejection, failure = None, None
         if turn.opening.stack.has("message_submit"):

@@ -49,7 +49,7 @@ from trio_agent.state.changes import (
     TurnContinued,
     TurnEnded,
 )
-from trio_agent.state.checkpoint import ActiveExecution, Checkpoint, QueuedMessage
+from trio_agent.state.checkpoint import ActiveExecution, Checkpoint
 from trio_agent.state.machine import Phase, phase_of
 from trio_agent.state.recovery import close_turn
 
@@ -225,7 +225,7 @@ class Turn:
             return []
         if phase_of(checkpoint) is not Phase.READY:
             return []
-        if self._steers(checkpoint) or self._over_limit(active):
+        if steers_of(checkpoint) or self._over_limit(active):
             return []
         route = self.opening.route_of(checkpoint)
         if self._size(checkpoint) > self.opening.window(route):
@@ -243,9 +243,6 @@ class Turn:
             route=request.route,
             request_digest=request_digest(checkpoint, request, replaced=replaced),
         )
-
-    def _steers(self, checkpoint: Checkpoint) -> list[QueuedMessage]:
-        return steers_of(checkpoint, self.turn_id)
 
     def _over_limit(self, active: ActiveExecution) -> bool:
         return active.next_model_step >= self.opening.config.max_model_steps
@@ -277,7 +274,7 @@ class Turn:
             )
 
         def begin(checkpoint: Checkpoint) -> Sequence[Part]:
-            if self._steers(checkpoint):
+            if steers_of(checkpoint):
                 return []  # one has come meanwhile: take it in first
             return [self._step(checkpoint, request, replaced=replaced)]
 
@@ -309,14 +306,14 @@ class Turn:
             if effects:
                 await session.commit(*parts_of(effects), cause=self.submission_id)
             raise failure
-        if effects.stop_reason is not None and not self._steers(session.checkpoint):
+        if effects.stop_reason is not None and not steers_of(session.checkpoint):
             await self._turn_end_hooks(Ending("completed", "hook"))
             stop = partial(self._stopped, effects, effects.stop_reason)
             await session.transact(stop, cause=self.submission_id)
             return True
         if effects:
             await session.commit(*parts_of(effects), cause=self.submission_id)
-        return bool(self._steers(session.checkpoint))
+        return bool(steers_of(session.checkpoint))
 
     def _stopped(self, effects: Effects, reason: str, checkpoint: Checkpoint) -> Sequence[Part]:
         kept = parts_of(effects)
@@ -443,7 +440,7 @@ class Turn:
         active = checkpoint.active_execution
         if active is None or active.interrupted is not None:
             return False
-        return self._hooks_ended or not self._steers(checkpoint)
+        return self._hooks_ended or not steers_of(checkpoint)
 
     def _completed(self, finish_reason: FinishReason, reason: str = "") -> TurnEnded:
         return TurnEnded(
@@ -459,7 +456,7 @@ class Turn:
         reason = active.completing
         if reason is None:
             raise InternalError("the turn is not completing")
-        if self._steers(session.checkpoint):
+        if steers_of(session.checkpoint):
             await take_steers(self)
             if phase_of(session.checkpoint) is not Phase.COMPLETING:
                 return
@@ -482,7 +479,7 @@ class Turn:
                 return
             if effects:
                 await session.commit(*parts_of(effects), cause=self.submission_id)
-        if not self._steers(session.checkpoint):
+        if not steers_of(session.checkpoint):
             await self._turn_end_hooks(Ending("completed", reason))
 
         def end(checkpoint: Checkpoint) -> Sequence[Part]:

@@ -1,8 +1,8 @@
-"""Rules of the model-visible history: where it may be cut, and how large it is."""
+"""Rules of the model-visible history: which histories are whole, and how large they are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -37,20 +37,6 @@ def check_pairing(items: Iterable[Item], *, open_calls: bool = False) -> None:
             waiting.discard(item.call_id)
     if waiting and not open_calls:
         raise ConfigError(f"a call without its output: {min(waiting)!r}")
-
-
-def boundaries(items: Sequence[Item]) -> list[int]:
-    """Return the lengths at which a history may be cut: where no call is open."""
-    cuts: list[int] = []
-    waiting: set[str] = set()
-    for length, item in enumerate(items, start=1):
-        if isinstance(item, ToolCallItem):
-            waiting.add(item.call_id)
-        elif isinstance(item, ToolOutputItem):
-            waiting.discard(item.call_id)
-        if not waiting:
-            cuts.append(length)
-    return cuts
 
 
 def estimate_tokens(items: Iterable[RequestItem]) -> int:

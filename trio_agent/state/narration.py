@@ -60,7 +60,7 @@ def narrate(before: Checkpoint, change: Change, after: Checkpoint) -> list[Told]
     """Return the messages of one change, in order; the terminal event of a turn comes last."""
     told: list[Told] = []
     if before.queue != after.queue:
-        told.append((None, QueueChanged(_entries(after))))
+        told.append((None, QueueChanged(queue_entries(after))))
     match change:
         case TurnBegan():
             started = TurnStarted(
@@ -158,7 +158,8 @@ def _call(checkpoint: Checkpoint, call_id: str) -> ToolCall:
     raise InternalError(f"call {call_id!r} is not pending")
 
 
-def _entries(checkpoint: Checkpoint) -> tuple[QueuedEntry, ...]:
+def queue_entries(checkpoint: Checkpoint) -> tuple[QueuedEntry, ...]:
+    """Return what waits, as frontends are told."""
     return tuple(
         QueuedEntry(submission_id=waiting.id, delivery=waiting.boundary, text=waiting.text)
         for waiting in checkpoint.queue
