@@ -10,6 +10,7 @@ import outcome
 from trio_agent.agent.consent import ABORTED, decision_parts
 from trio_agent.agent.inbox import Envelope, over
 from trio_agent.agent.opening import Opening, describe, logger, parts_of
+from trio_agent.agent.preparation import opening_parts
 from trio_agent.agent.runner import Runner, began_by
 from trio_agent.agent.session import Part, applied, told
 from trio_agent.agent.turn import Turn
@@ -297,5 +298,5 @@ class _Acceptance:
             self.turn = Turn(opening, opening.new_id(), self.submission.id)
             began = began_by(opening, self.turn, message, Effects(), refused=False)
             after = applied(checkpoint, began)
-            return [accepted, *began, *self.turn.opening_parts(after)]
+            return [accepted, *began, *opening_parts(self.turn, after)]
         return [accepted, MessageQueued(message=message)]

@@ -9,6 +9,7 @@ import trio
 
 from trio_agent.agent.ending import run_turn_end
 from trio_agent.agent.opening import Opening, describe, error_event, logger, parts_of
+from trio_agent.agent.preparation import opening_parts
 from trio_agent.agent.session import Part, applied, told
 from trio_agent.agent.turn import Turn
 from trio_agent.middleware.contexts import Effects
@@ -174,7 +175,7 @@ class Runner:
             began = began_by(self.opening, turn, message, effects, refused=refused)
             if not refused:
                 after = applied(checkpoint, began)
-                return [*began, *turn.opening_parts(after)]
+                return [*began, *opening_parts(turn, after)]
             return [*began, *self._refused(rejection, failure, message.id)]
 
         self._remember(turn, failure)

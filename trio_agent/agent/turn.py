@@ -9,7 +9,6 @@ two saves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import attrs
 import trio
@@ -18,11 +17,7 @@ from trio_agent.agent import model_step
 from trio_agent.agent.admission import admit
 from trio_agent.agent.ending import Ending, failed, run_turn_end
 from trio_agent.agent.opening import Opening, error_event, logger, parts_of
-from trio_agent.agent.request import (
-    build_request,
-    check_size,
-    request_digest,
-)
+from trio_agent.agent.preparation import opening_parts, prepare
 from trio_agent.agent.session import Part, applied, told
 from trio_agent.agent.steering import steers_of, take_steers
 from trio_agent.agent.tool_step import Batch
@@ -31,7 +26,6 @@ from trio_agent.errors import (
     InternalError,
     ProviderError,
     SessionBrokenError,
-    StepLimitError,
 )
 from trio_agent.middleware.contexts import Effects
 from trio_agent.model.base import ModelOutput, ModelRequest
@@ -44,7 +38,6 @@ from trio_agent.protocol.items import AssistantItem, UserItem
 from trio_agent.protocol.usage import TokenUsage
 from trio_agent.state.changes import (
     BatchSettled,
-    StepBegan,
     StepEnded,
     TurnContinued,
     TurnEnded,
@@ -70,7 +63,8 @@ class Turn:
         self.activity: str = "starting"
         self.ended = trio.Event()
         self.failure: Exception | None = None
-        self._request: ModelRequest | None = None
+        self.request: ModelRequest | None = None
+        """What the step that has begun asks."""
         self._route_attempts = 0
         self._tried = set[str]()
         self._batch: Batch | None = None
@@ -113,12 +107,12 @@ class Turn:
         ending = Ending("aborted", "interrupted", "cancelled")
         try:
             ending = await self._attempt() or ending
-            await self._turn_end_hooks(ending)
+            await self.run_end_hooks(ending)
         finally:
             with trio.move_on_after(self.opening.config.shutdown_grace, shield=True):
                 await self._finish(ending)
             self.ended.set()
-        if session.broken is None and self._mine() is not None:
+        if session.broken is None and self.active() is not None:
             grace = f"shutdown_grace ({self.opening.config.shutdown_grace:g} s)"
             session.fail(CheckpointError(f"the end of the turn was not saved within {grace}"))
         if session.broken is not None:
@@ -145,14 +139,15 @@ class Turn:
             await self._finish(Ending("aborted", "interrupted", "cancelled"))
         self.ended.set()
 
-    def _mine(self) -> ActiveExecution | None:
+    def active(self) -> ActiveExecution | None:
+        """Return this turn as the checkpoint has it, or None once it has ended."""
         active = self.opening.session.checkpoint.active_execution
         return active if active is not None and active.turn_id == self.turn_id else None
 
     async def _finish(self, ending: Ending) -> None:
         """Commit the end of the turn, unless it was committed already or nothing can be."""
         session = self.opening.session
-        if session.broken is not None or self._mine() is None:
+        if session.broken is not None or self.active() is None:
             return
 
         def close(checkpoint: Checkpoint) -> Sequence[Part]:
@@ -177,11 +172,12 @@ class Turn:
 
         await session.transact(close, cause=ending.cause or self.submission_id)
 
-    async def _turn_end_hooks(self, ending: Ending) -> None:
+    async def run_end_hooks(self, ending: Ending) -> None:
+        """Run the turn_end hooks, once a turn, and commit what they changed."""
         session = self.opening.session
         if self._hooks_ended or not self.opening.stack.has("turn_end"):
             return
-        if session.broken is not None or self._mine() is None:
+        if session.broken is not None or self.active() is None:
             return
         self._hooks_ended = True
         effects = Effects()
@@ -195,10 +191,10 @@ class Turn:
 
     async def _converse(self) -> None:
         """Do what comes next until the turn is over."""
-        while (active := self._mine()) is not None:
+        while (active := self.active()) is not None:
             match phase_of(self.opening.session.checkpoint):
                 case Phase.READY:
-                    await self._prepare()
+                    await prepare(self)
                 case Phase.REQUESTING:
                     await self._ask()
                 case Phase.EXECUTING:
@@ -208,124 +204,10 @@ class Turn:
                 case Phase.IDLE:
                     raise InternalError("a turn is active in an idle session")
 
-    # --- before a model request
-
-    def opening_parts(self, checkpoint: Checkpoint) -> list[Part]:
-        """Return the beginning of the next step, if nothing stands between: pure but for the
-        request that it keeps.
-
-        Something does: a steer that waits, hooks on the request, the step limit, a
-        request that is too large. Then `_prepare` deals with it.
-        """
-        stack = self.opening.stack
-        if stack.has("pre_model") or stack.has("model_request"):
-            return []
-        active = checkpoint.active_execution
-        if active is None or active.interrupted is not None:
-            return []
-        if phase_of(checkpoint) is not Phase.READY:
-            return []
-        if steers_of(checkpoint) or self._over_limit(active):
-            return []
-        route = self.opening.route_of(checkpoint)
-        if self._size(checkpoint) > self.opening.window(route):
-            return []
-        request = build_request(self.opening, checkpoint, route, self.opening.new_id())
-        return [self._step(checkpoint, request, replaced=False)]
-
-    def _step(
-        self, checkpoint: Checkpoint, request: ModelRequest, *, replaced: bool
-    ) -> StepBegan:
-        self._request = request
-        return StepBegan(
-            step_id=request.step_id,
-            started_at_ms=self.opening.now_ms(),
-            route=request.route,
-            request_digest=request_digest(checkpoint, request, replaced=replaced),
-        )
-
-    def _over_limit(self, active: ActiveExecution) -> bool:
-        return active.next_model_step >= self.opening.config.max_model_steps
-
-    def _size(self, checkpoint: Checkpoint) -> int:
-        return self.opening.meter.tokens(checkpoint) + self.opening.fixed_tokens
-
-    async def _prepare(self) -> None:
-        """Take in steers, run the hooks on the request, and begin the step."""
-        active = self._mine()
-        session = self.opening.session
-        if active is not None and self._over_limit(active):
-            most = self.opening.config.max_model_steps
-            raise StepLimitError(
-                f"the turn took {most} model steps; max_model_steps allows no more"
-            )
-        await take_steers(self)
-        if self.opening.stack.has("pre_model") and await self._pre_model():
-            return
-        checkpoint = session.checkpoint
-        route = self.opening.route_of(checkpoint)
-        check_size(self._size(checkpoint), self.opening.window(route), route)
-        request = build_request(self.opening, checkpoint, route, self.opening.new_id())
-        replaced = False
-        if self.opening.stack.has("model_request"):
-            self.activity = "a model_request hook"
-            request, replaced = await self.opening.stack.model_request(
-                self.opening.runtime, self.turn_id, request
-            )
-
-        def begin(checkpoint: Checkpoint) -> Sequence[Part]:
-            if steers_of(checkpoint):
-                return []  # one has come meanwhile: take it in first
-            return [self._step(checkpoint, request, replaced=replaced)]
-
-        await session.transact(begin, cause=self.submission_id)
-
-    async def _pre_model(self) -> bool:
-        """Run the hooks before a request; return whether it must not be made now."""
-        session = self.opening.session
-        checkpoint, effects = session.checkpoint, Effects()
-        route = self.opening.route_of(checkpoint)
-        active = self._mine()
-        self.activity = "a pre_model hook"
-        failure: Exception | None = None
-        try:
-            await self.opening.stack.pre_model(
-                self.opening.runtime,
-                self.turn_id,
-                effects,
-                checkpoint.states,
-                items=tuple(checkpoint.context),
-                step_index=0 if active is None else active.next_model_step,
-                context_window=self.opening.window(route),
-                estimated_input_tokens=self._size(checkpoint),
-            )
-        except Exception as exc:
-            failure = exc
-        if failure is not None:
-            # What was done so far is kept: earlier hooks must not pay for a later one.
-            if effects:
-                await session.commit(*parts_of(effects), cause=self.submission_id)
-            raise failure
-        if effects.stop_reason is not None and not steers_of(session.checkpoint):
-            await self._turn_end_hooks(Ending("completed", "hook"))
-            stop = partial(self._stopped, effects, effects.stop_reason)
-            await session.transact(stop, cause=self.submission_id)
-            return True
-        if effects:
-            await session.commit(*parts_of(effects), cause=self.submission_id)
-        return bool(steers_of(session.checkpoint))
-
-    def _stopped(self, effects: Effects, reason: str, checkpoint: Checkpoint) -> Sequence[Part]:
-        kept = parts_of(effects)
-        if not self._may_end(checkpoint):
-            return kept
-        warning = Warning(code="stopped_by_hook", message=reason)
-        return [*kept, told(warning), self._completed("hook", reason)]
-
     # --- the model request
 
     async def _ask(self) -> None:
-        request = self._request
+        request = self.request
         if request is None:
             raise InternalError("a model step began without a request")
         self.activity = f"the model of route {request.route!r}"
@@ -400,9 +282,9 @@ class Turn:
                 self.opening.meter.measured(after, max(0, tokens - opening.fixed_tokens))
             if phase_of(after) is Phase.EXECUTING:
                 return [*parts, *self.batch_parts(after)]
-            if unhooked and phase_of(after) is Phase.COMPLETING and self._may_end(after):
-                return [*parts, self._completed(finish)]
-            return [*parts, *self.opening_parts(after)]
+            if unhooked and phase_of(after) is Phase.COMPLETING and self.may_end(after):
+                return [*parts, self.completed(finish)]
+            return [*parts, *opening_parts(self, after)]
 
         await session.transact(accept, cause=self.submission_id)
         self._spent = None
@@ -415,7 +297,7 @@ class Turn:
         """
         if all(call.status == "ended" for call in checkpoint.pending_tools):
             settled: list[Part] = [BatchSettled()]
-            return [*settled, *self.opening_parts(applied(checkpoint, settled))]
+            return [*settled, *opening_parts(self, applied(checkpoint, settled))]
         if self._batch is None:
             self._batch = Batch(self)
         return self._batch.startable(checkpoint)
@@ -427,12 +309,12 @@ class Turn:
         try:
             await self._batch.run()
         finally:
-            if self._mine() is not None and not self.opening.session.checkpoint.pending_tools:
+            if self.active() is not None and not self.opening.session.checkpoint.pending_tools:
                 self._batch = None
 
     # --- the end
 
-    def _may_end(self, checkpoint: Checkpoint) -> bool:
+    def may_end(self, checkpoint: Checkpoint) -> bool:
         """Whether nobody has spoken meanwhile who outranks the end of the turn.
 
         Once the turn_end hooks were told, a steer is too late and waits its turn.
@@ -442,7 +324,8 @@ class Turn:
             return False
         return self._hooks_ended or not steers_of(checkpoint)
 
-    def _completed(self, finish_reason: FinishReason, reason: str = "") -> TurnEnded:
+    def completed(self, finish_reason: FinishReason, reason: str = "") -> TurnEnded:
+        """Return the end of a turn that came to one."""
         return TurnEnded(
             outcome="completed",
             finish_reason=finish_reason,
@@ -480,10 +363,10 @@ class Turn:
             if effects:
                 await session.commit(*parts_of(effects), cause=self.submission_id)
         if not steers_of(session.checkpoint):
-            await self._turn_end_hooks(Ending("completed", reason))
+            await self.run_end_hooks(Ending("completed", reason))
 
         def end(checkpoint: Checkpoint) -> Sequence[Part]:
-            return [self._completed(reason)] if self._may_end(checkpoint) else []
+            return [self.completed(reason)] if self.may_end(checkpoint) else []
 
         await session.transact(end, cause=self.submission_id)
 
