@@ -13,15 +13,10 @@ class TokenMeter:
     only what came later is estimated.
     """
 
-    def __init__(
-        self,
-        epoch: int = -1,
-        length: int = 0,
-        tokens: int = 0,
-    ) -> None:
-        self._epoch = epoch
-        self._length = length
-        self._tokens = tokens
+    def __init__(self) -> None:
+        self._epoch = -1
+        self._length = 0
+        self._tokens = 0
 
     def tokens(self, checkpoint: Checkpoint) -> int:
         """Return the estimated size of the context, in tokens."""

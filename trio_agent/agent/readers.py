@@ -36,15 +36,10 @@ PAGE: Final = 256
 class Tail:
     """The newest events of a session, bounded, and the bell that rings for each write."""
 
-    def __init__(
-        self,
-        last: int = 0,
-        over: bool = False,
-        broken: BaseException | None = None,
-    ) -> None:
+    def __init__(self, last: int = 0) -> None:
         self.last = last
-        self.over = over
-        self.broken = broken
+        self.over = False
+        self.broken: BaseException | None = None
         self._events = deque[Event]()
         self._bytes = 0
         self._waiting = trio.lowlevel.ParkingLot()

@@ -28,10 +28,7 @@ FRONTEND_GONE = "the frontend is gone"
 class Runner:
     """Runs turns. Intake may begin one directly while this waits; see `begin_directly`."""
 
-    def __init__(
-        self,
-        opening: Opening,
-    ) -> None:
+    def __init__(self, opening: Opening) -> None:
         self.opening = opening
         self.turn: Turn | None = None
         self.over = False

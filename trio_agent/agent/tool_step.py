@@ -48,10 +48,7 @@ if TYPE_CHECKING:
 class Batch:
     """The calls of one answer, from their admission until all have ended."""
 
-    def __init__(
-        self,
-        turn: Turn,
-    ) -> None:
+    def __init__(self, turn: Turn) -> None:
         self.turn = turn
         self._ends = list[Ended]()
         self._entered = set[str]()
@@ -76,32 +73,24 @@ class Batch:
 
     def startable(self, checkpoint: Checkpoint) -> list[Part]:
         """Return the beginning of every call that may begin now."""
-        opening = self.turn.opening
-        room = opening.config.max_parallel_tools
-        calls = checkpoint.pending_tools
+        opening, calls = self.turn.opening, checkpoint.pending_tools
         running = [call for call in calls if call.status == "begun"]
-        room -= len(running)
         if any(call.exclusive for call in running):
             return []
+        room = opening.config.max_parallel_tools - len(running)
         chosen: list[str] = []
-        open_before = False  # an earlier call that is neither over nor waiting
         for call in calls:
-            if room <= 0:
+            if len(chosen) >= room:
                 break
-            if call.status == "ended":
-                continue
-            if call.status == "begun":
-                open_before = True
+            if call.status != "admitted":
                 continue
             gated = call.waiting or ruling_of(opening, checkpoint, call).ask
             if call.exclusive:
-                if not gated and not open_before and not chosen and not running:
+                if not gated and not chosen and not running:
                     chosen.append(call.call_id)
                 break
             if not gated:
                 chosen.append(call.call_id)
-                room -= 1
-                open_before = True
         return [CallsBegan(call_ids=tuple(chosen))] if chosen else []
 
     def _must_ask(self, checkpoint: Checkpoint, call: ToolCall) -> bool:

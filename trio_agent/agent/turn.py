@@ -50,12 +50,7 @@ from trio_agent.state.recovery import close_turn
 class Turn:
     """The mutable company of one running turn."""
 
-    def __init__(
-        self,
-        opening: Opening,
-        turn_id: str,
-        submission_id: str,
-    ) -> None:
+    def __init__(self, opening: Opening, turn_id: str, submission_id: str) -> None:
         self.opening = opening
         self.turn_id = turn_id
         self.submission_id = submission_id
