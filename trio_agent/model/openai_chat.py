@@ -25,13 +25,12 @@ from trio_agent.model.http import (
     CONNECT_SECONDS,
     READ_IDLE_SECONDS,
     REQUEST_SECONDS,
-    Access,
     Delta,
     HttpModel,
     Transport,
     decode_event,
-    require_httpx2,
 )
+from trio_agent.model.openai_access import openai_access, with_bearer
 from trio_agent.model.wire import (
     Answered,
     Halves,
@@ -57,7 +56,6 @@ from trio_agent.protocol.text import Json, replace_surrogates
 from trio_agent.protocol.usage import TokenUsage
 
 _FAMILY: Final = "openai-chat"
-_URL: Final = "https://api.openai.com/v1"
 
 _REASONING_MEMBERS: Final = ("reasoning_content", "reasoning")
 
@@ -111,22 +109,12 @@ class OpenAIChat(HttpModel):
         read_timeout: float = READ_IDLE_SECONDS,
         request_timeout: float = REQUEST_SECONDS,
     ) -> None:
-        require_httpx2("openai")
-        access = Access(
-            api_key=api_key,
-            base_url=base_url,
-            key_variable="OPENAI_API_KEY",
-            url_variable="OPENAI_BASE_URL",
-            default_url=_URL,
-        )
+        access = openai_access(api_key, base_url)
         super().__init__(
             label=_FAMILY,
             model=model,
             url=f"{access.url}/chat/completions",
-            headers={
-                **(headers or {}),
-                **({"authorization": f"Bearer {access.key}"} if access.key else {}),
-            },
+            headers=with_bearer(headers, access),
             secrets=(access.key,),
             transport=transport,
             connect_timeout=connect_timeout,

@@ -24,13 +24,12 @@ from trio_agent.model.http import (
     CONNECT_SECONDS,
     READ_IDLE_SECONDS,
     REQUEST_SECONDS,
-    Access,
     Delta,
     HttpModel,
     Transport,
     decode_event,
-    require_httpx2,
 )
+from trio_agent.model.openai_access import openai_access, with_bearer
 from trio_agent.model.wire import (
     AnswerPart,
     Halves,
@@ -56,7 +55,6 @@ from trio_agent.protocol.text import Json, replace_surrogates
 from trio_agent.protocol.usage import TokenUsage
 
 _FAMILY: Final = "openai-responses"
-_URL: Final = "https://api.openai.com/v1"
 
 _Visible: TypeAlias = Literal["commentary", "final_answer"]
 
@@ -106,22 +104,12 @@ class OpenAIResponses(HttpModel):
         read_timeout: float = READ_IDLE_SECONDS,
         request_timeout: float = REQUEST_SECONDS,
     ) -> None:
-        require_httpx2("openai")
-        access = Access(
-            api_key=api_key,
-            base_url=base_url,
-            key_variable="OPENAI_API_KEY",
-            url_variable="OPENAI_BASE_URL",
-            default_url=_URL,
-        )
+        access = openai_access(api_key, base_url)
         super().__init__(
             label=_FAMILY,
             model=model,
             url=f"{access.url}/responses",
-            headers={
-                **(headers or {}),
-                **({"authorization": f"Bearer {access.key}"} if access.key else {}),
-            },
+            headers=with_bearer(headers, access),
             secrets=(access.key,),
             transport=transport,
             connect_timeout=connect_timeout,
