@@ -45,16 +45,20 @@ def mark_of(provider: str | None) -> str:
     return f"thought by {provider}"
 
 
-@st.composite
-def thoughts(draw: Any) -> ReasoningItem:
-    provider = draw(st.sampled_from([*PROVIDERS, None]))
+def sealed_by(provider: str) -> Sealed:
     mark = mark_of(provider)
     thought = {"type": "thinking", "thinking": "x", "signature": mark}
     blob = {"type": "reasoning", "summary": [], "encrypted_content": mark}
     echo = {"member": "reasoning_content"}
     data = dict(zip(PROVIDERS, (blob, echo, thought, echo), strict=True))
-    seal = None if provider is None else Sealed(provider=provider, data=data[provider])
-    return ReasoningItem(text=draw(texts | st.just(mark)), sealed=seal)
+    return Sealed(provider=provider, data=data[provider])
+
+
+@st.composite
+def thoughts(draw: Any) -> ReasoningItem:
+    provider = draw(st.sampled_from([*PROVIDERS, None]))
+    seal = None if provider is None else sealed_by(provider)
+    return ReasoningItem(text=draw(texts | st.just(mark_of(provider))), sealed=seal)
 
 
 @st.composite
@@ -92,9 +96,8 @@ def histories(draw: Any) -> tuple[Any, ...]:
 def test_every_history_becomes_a_request_that_a_strict_server_takes(
     items: Any, instructions: Any
 ) -> None:
-    """Mutants that this finds: blanks kept, lone reasoning kept, reasoning at an
-    answer's end kept, foreign seals sent, the provider's call ids sent, two user messages
-    in a row."""
+    """Mutants that this finds: blanks kept, lone reasoning kept, foreign seals sent, the
+    provider's call ids sent, two user messages in a row."""
     for model, form in MODELS:
         request = ModelRequest(instructions=instructions, items=items)
         try:
@@ -111,6 +114,23 @@ def test_every_history_becomes_a_request_that_a_strict_server_takes(
             assert mark_of(other).encode() not in raw
         said = [isinstance(turn, wire.Said) for turn in wire.turns(items, model.binding)]
         assert (True, True) not in itertools.pairwise(said)
+
+
+@pytest.mark.parametrize(("model", "form"), MODELS, ids=BINDINGS)
+def test_an_answer_is_sent_without_the_thoughts_that_it_ends_in(model: Any, form: Any) -> None:
+    """It was cut off while it went on thinking; servers refuse what nothing follows from."""
+    mark = mark_of(model.binding)
+    thought = ReasoningItem(text=mark, sealed=sealed_by(model.binding))
+    call = ToolCallItem(call_id="c", name="f", arguments={})
+    output = ToolOutputItem(call_id="c", output="x")
+    for answer in ((AssistantItem(text="hi"), thought, thought), (call, thought, output)):
+        request = ModelRequest(instructions="", items=(UserItem(text="go"), *answer))
+        raw = wire.encode(model.body(request))
+
+        assert form.request_fault(json.loads(raw)) is None
+        assert mark.encode() not in raw
+    request = ModelRequest(instructions="", items=(UserItem(text="go"), thought, call, output))
+    assert mark.encode() in wire.encode(model.body(request))
 
 
 @given(histories(), st.sampled_from(BINDINGS))
