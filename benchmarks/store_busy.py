@@ -1,5 +1,9 @@
 """How long a commit takes while other tasks keep the trio thread busy without end.
 
+Between our commits, under the same load, a raw one runs in a thread as trio offers it,
+with nothing that lets threads in. It may wait for as long as the load lasts; so the load
+pauses for a commit that takes too long, and `raw_cut` tells how many did.
+
 usage: python -m benchmarks.store_busy
 """
 
@@ -11,13 +15,15 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.workload import percentile, report, rounded
+from benchmarks.workload import Raw, percentile, report, rounded
 from trio_agent.state.checkpoint import Checkpoint
 from trio_agent.store import SqliteCheckpoint
+from trio_agent.store.rows import write_head
 from trio_agent.testing.store_parts import following
 
 COMMITS = 60
-CUT_SECONDS = 5.0
+RAW_COMMITS = 12
+CUT_SECONDS = 0.5
 
 
 def burn(seconds: float) -> None:
@@ -27,31 +33,48 @@ def burn(seconds: float) -> None:
 
 
 async def measure(tasks: int, slice_us: int) -> None:
-    latencies: list[float] = []
+    ours: list[float] = []
+    theirs: list[float] = []
+    begun = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=".") as directory:
-        async with SqliteCheckpoint(Path(directory, "s.db")) as store:
+        raw = Raw(Path(directory, "raw.db"), any_thread=True)
+        async with SqliteCheckpoint(Path(directory, "ours.db")) as store:
             checkpoint = Checkpoint(session_id="s", sequence=-1)
-            async with trio.open_nursery() as nursery:
 
-                async def busy() -> None:
-                    while True:
+            async def busy() -> None:
+                while True:
+                    if time.perf_counter() > begun + CUT_SECONDS:
+                        await trio.sleep(0.005)  # the raw commit has waited long enough
+                    else:
                         burn(slice_us / 1e6)
                         await trio.lowlevel.checkpoint()
 
+            async with trio.open_nursery() as nursery:
                 for _ in range(tasks):
                     nursery.start_soon(busy)
-                for _ in range(COMMITS):
+                for number in range(COMMITS):
                     checkpoint = following(checkpoint)
                     begun = time.perf_counter()
                     await store.save(checkpoint)
-                    latencies.append(time.perf_counter() - begun)
+                    ours.append(time.perf_counter() - begun)
+                    if number % (COMMITS // RAW_COMMITS) == 0:
+                        head = write_head(checkpoint)
+                        begun = time.perf_counter()
+                        await trio.to_thread.run_sync(raw.save, [(0, head, [], [])])
+                        theirs.append(time.perf_counter() - begun)
                 nursery.cancel_scope.cancel()
+        raw.close()
     report(
         "store_busy",
         tasks=tasks,
         slice_us=slice_us,
-        commit_ms_p50=rounded(percentile(latencies, 0.5) * 1e3),
-        commit_ms_p99=rounded(percentile(latencies, 0.99) * 1e3),
+        of_raw_p50=rounded(percentile(theirs, 0.5) / percentile(ours, 0.5)),
+        commit_ms_p50=rounded(percentile(ours, 0.5) * 1e3),
+        commit_ms_p99=rounded(percentile(ours, 0.99) * 1e3),
+        raw_ms_p50=rounded(percentile(theirs, 0.5) * 1e3),
+        raw_ms_max=rounded(max(theirs) * 1e3),
+        raw_cut=sum(took > CUT_SECONDS for took in theirs),
+        raw_commits=RAW_COMMITS,
     )
 
 

@@ -1,23 +1,32 @@
-"""Journal readers: how many events a second 1, 10 and 50 of them catch up with, by pages.
+"""Journal readers: how fast 1, 10 and 50 of them catch up by pages; a raw loop beside them.
+
+The raw loop reads the same rows of the same file in pages of the same size, one reader
+after the other on one connection, and decodes them into the same types. Afterwards as
+many readers follow a journal while it is being written.
 
 usage: python -m benchmarks.store_readers
 """
 
 from __future__ import annotations
 
+import sqlite3
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 import trio
 
-from benchmarks.workload import report, rounded
+from benchmarks.workload import median, report, rounded
+from trio_agent.agent.readers import PAGE
+from trio_agent.protocol.codec import decode_row
+from trio_agent.protocol.events import Event
 from trio_agent.state.checkpoint import Checkpoint
 from trio_agent.store import SqliteCheckpoint
 from trio_agent.testing.store_parts import note
 
 EVENTS = 1_000
-PAGE = 100
+ROUNDS = 5
 
 
 async def read(store: SqliteCheckpoint, until: int) -> None:
@@ -34,10 +43,52 @@ async def read(store: SqliteCheckpoint, until: int) -> None:
             await trio.lowlevel.checkpoint()
 
 
+def read_raw(connection: sqlite3.Connection, until: int) -> None:
+    """Do the same with sqlite3 alone."""
+    position = 0
+    seen = 0
+    while position < until:
+        rows = connection.execute(
+            "SELECT sequence, at, kind, submission, body FROM event"
+            " WHERE session=1 AND sequence>? ORDER BY sequence LIMIT ?",
+            (position, PAGE),
+        ).fetchall()
+        for sequence, at, kind, submission, body in rows:
+            msg = decode_row(kind, body)
+            event = Event(
+                sequence=sequence,
+                recorded_at_ms=at,
+                submission_id=submission,
+                msg=msg,  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            )
+            seen += 1
+            assert event.sequence == seen
+        position = rows[-1][0]
+
+
 async def measure(readers: int) -> None:
+    ratios: list[float] = []
+    rates: list[float] = []
     with tempfile.TemporaryDirectory(dir=".") as directory:
-        async with SqliteCheckpoint(Path(directory, "s.db")) as store:
+        path = Path(directory, "s.db")
+        async with SqliteCheckpoint(path) as store:
             await store.save(Checkpoint.empty("s"), events=[note("x" * 200)] * EVENTS)
+            with closing(sqlite3.connect(path)) as connection:
+                for number in range(ROUNDS):
+                    ours = raw = 0.0
+                    for which in (0, 1) if number % 2 else (1, 0):
+                        begun = time.perf_counter()
+                        if which == 0:
+                            async with trio.open_nursery() as nursery:
+                                for _ in range(readers):
+                                    nursery.start_soon(read, store, EVENTS)
+                            ours = time.perf_counter() - begun
+                        else:
+                            for _ in range(readers):
+                                read_raw(connection, EVENTS)
+                            raw = time.perf_counter() - begun
+                    ratios.append(raw / ours)
+                    rates.append(readers * EVENTS / ours)
             begun = time.perf_counter()
             async with trio.open_nursery() as nursery:
                 for _ in range(readers):
@@ -45,11 +96,13 @@ async def measure(readers: int) -> None:
                 for _ in range(EVENTS // 10):
                     await store.append_events("s", [note("y" * 200)] * 10)
                 written = time.perf_counter() - begun
-            took = time.perf_counter() - begun
+            followed = time.perf_counter() - begun
     report(
         "store_readers",
         readers=readers,
-        events_read_per_s=rounded(2 * EVENTS * readers / took),
+        of_raw=median(ratios),
+        events_read_per_s=median(rates),
+        events_followed_per_s=rounded(2 * EVENTS * readers / followed),
         events_written_per_s=rounded(EVENTS / written),
     )
 

@@ -6,7 +6,7 @@ import json
 import os
 import sqlite3
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -134,8 +134,10 @@ def steps(session_id: str, turns: int, *, journal: bool, text: str = USER) -> It
 class Raw:
     """What sqlite3 alone does with the same bytes: rowid tables, integer keys, WAL."""
 
-    def __init__(self, path: Path, *, sessions: int = 1) -> None:
-        self.connection = sqlite3.connect(path, isolation_level=None)
+    def __init__(self, path: Path, *, sessions: int = 1, any_thread: bool = False) -> None:
+        self.connection = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=not any_thread
+        )
         self.connection.execute("PRAGMA journal_mode=WAL")
         self.connection.execute("PRAGMA synchronous=FULL")
         self.connection.executescript(
@@ -150,7 +152,9 @@ class Raw:
         self.events = [0] * sessions
         self.sequence = 0
 
-    def save(self, saves: list[tuple[int, bytes, list[bytes], list[bytes]]]) -> None:
+    def save(
+        self, saves: Sequence[tuple[int, bytes, Sequence[bytes], Sequence[bytes]]]
+    ) -> None:
         """Write one save of each session in one transaction."""
         self.sequence += 1
         heads, items, events = [], [], []
