@@ -120,7 +120,8 @@ async def run_call(turn: Turn, call: ToolCall) -> Ended:
         opening.reset_tool_state(call.name)
         outcome = "failed" if outcome == "finished" else outcome
         output = f"{output}\n\nThe call ended; its durable state was not kept: {exc}"
-    return Ended(call, outcome, bounded(opening, output), copy.deepcopy(state))
+    kept = copy.deepcopy(state) if state else {}
+    return Ended(call, outcome, bounded(opening, output), kept)
 
 
 async def _outcome(
