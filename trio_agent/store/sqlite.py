@@ -61,8 +61,9 @@ from trio_agent.store.schema import Synchronous, connect, prepare
 P = ParamSpec("P")
 T = TypeVar("T")
 
-READERS: Final = 4
-"""Connections that read at the same time."""
+READERS: Final = 2
+"""Connections that read at the same time: one long read does not hold up the others. More
+are slower, since their threads take Python's lock from each other at every row."""
 
 KNOWN_SESSIONS: Final = 4_096
 """Sessions of which the last save is remembered; others cost one more read."""
