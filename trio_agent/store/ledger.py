@@ -368,10 +368,10 @@ class Ledger:
                     submission,
                     entry.step_id,
                     None if entry.stream is None else stream_text(entry.stream),
-                    entry.item,
                     CODEC_VERSION,
                     body,
                     event_sum(kind, body, sequence, at_ms, submission, entry.item),
+                    entry.item,
                 )
             )
         self._touched.add(row)

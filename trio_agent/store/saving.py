@@ -56,7 +56,8 @@ def event_sum(
     item: int | None,
 ) -> int:
     """Return the checksum of an event's row."""
-    salt = (_KINDS.get(kind, 0) ^ sequence ^ at_ms * 31 ^ (item or 0) * 8191) & 0xFFFFFFFF
+    numbers = sequence ^ at_ms * 31 ^ (item or 0) * 8191
+    salt = zlib.crc32(kind.encode(), numbers & 0xFFFFFFFF)
     if submission_id is not None:
         salt = zlib.crc32(submission_id.encode(), salt)
     return zlib.crc32(body, salt)

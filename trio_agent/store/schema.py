@@ -53,6 +53,7 @@ CREATE TABLE session(
     items INTEGER NOT NULL,
     event_sequence INTEGER NOT NULL DEFAULT 0,
     token_sequence INTEGER NOT NULL DEFAULT 0,
+    token_before INTEGER NOT NULL DEFAULT 0,
     pruned_through INTEGER NOT NULL DEFAULT 0,
     changed INTEGER NOT NULL,
     updated_at_ms INTEGER NOT NULL,
@@ -114,7 +115,6 @@ CREATE TABLE event(
     submission TEXT,
     step TEXT,
     stream TEXT,
-    item INTEGER,
     version INTEGER NOT NULL,
     body BLOB NOT NULL,
     sum INTEGER NOT NULL,
@@ -175,7 +175,13 @@ CREATE TABLE counter(name TEXT PRIMARY KEY, value INTEGER NOT NULL);
 INSERT INTO counter VALUES('incarnation', 0);
 """
 
-MIGRATIONS: Final[tuple[str, ...]] = (SCHEMA_1,)
+SCHEMA_2: Final = """
+ALTER TABLE session DROP COLUMN token_before;
+ALTER TABLE event ADD COLUMN item INTEGER;
+"""
+"""A save names its own numbers; an event may leave its text to an item."""
+
+MIGRATIONS: Final[tuple[str, ...]] = (SCHEMA_1, SCHEMA_2)
 """Step *n* makes version *n* out of version *n* - 1; a released step never changes."""
 
 

@@ -303,7 +303,6 @@ def _tables(
                     event.submission_id,
                     one.step_id,
                     None if one.stream is None else stream_text(one.stream),
-                    item,
                     version,
                     body,
                     event_sum(
@@ -314,6 +313,7 @@ def _tables(
                         event.submission_id,
                         item,
                     ),
+                    item,
                 )
                 for one in archive.events
                 for event in (one.event,)

@@ -110,7 +110,7 @@ async def test_a_save_that_the_file_contradicts_fails_alone(tmp_path: Path) -> N
     store, gate = await opened(tmp_path, 5)
     with sqlite3.connect(tmp_path / "s.db") as connection:
         connection.execute(
-            "INSERT INTO event SELECT id, 1, 0, 'x', NULL, NULL, NULL, NULL, 1, x'', 0"
+            "INSERT INTO event SELECT id, 1, 0, 'x', NULL, NULL, NULL, 1, x'', 0, NULL"
             " FROM session WHERE key='s2'"
         )
     connection.close()
