@@ -4,7 +4,7 @@ usage: python -m tests.unit.store.released.make
 
 It writes ``version_N.db.gz``, a file whose process was killed in the middle of a turn,
 and ``version_N.json``, all that its users had been told. Run it whenever the newest
-schema changes before its release, and never again for one that was released: those
+schema changes before that reaches ``main``, and never again for one that did: those
 files stay as they are.
 """
 
