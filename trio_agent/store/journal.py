@@ -238,8 +238,7 @@ def items(key: str, rows: Iterable[tuple[int, str, int, bytes, int]]) -> list[It
     n = 0
     try:
         for n, kind, version, body, check in rows:  # noqa: B007  # named by the error
-            _check(item_sum(kind, body), check)
-            found.append(cast("Item", read_row(kind, version, body)))
+            found.append(_item(kind, version, body, check))
     except (ProtocolError, TypeError) as exc:
         raise _damaged(key, f"item {n}", exc) from exc
     return found
@@ -267,10 +266,14 @@ def events(key: str, rows: Iterable[tuple[Any, ...]]) -> list[Event]:
     return found
 
 
+def _item(kind: str, version: int, body: bytes, check: int) -> Item:
+    _check(item_sum(kind, body), check)
+    return cast("Item", read_row(kind, version, body))
+
+
 def _text(kind: str, version: int, body: bytes, check: int) -> str:
     """Return the text of an item that an event quotes."""
-    _check(item_sum(kind, body), check)
-    text = item_text(cast("Item", read_row(kind, version, body)))
+    text = item_text(_item(kind, version, body, check))
     if text is None:
         raise ProtocolError(f"it quotes a {kind}")
     return text

@@ -385,7 +385,7 @@ class Ledger:
             " ORDER BY sequence",
             (row, step_id),
         )
-        return [Stream(*msgspec.json.decode(text)) for (text,) in found]
+        return [read_stream(text) for (text,) in found]
 
     def _flush(self) -> None:
         """Write the collected rows, table by table."""
@@ -410,6 +410,11 @@ def stream_text(stream: Stream) -> str:
     """Return the text of a delta row's stream column."""
     parts = (stream.phase, stream.first_ms, stream.last_ms, stream.chunks, stream.size)
     return msgspec.json.encode((*parts, stream.gap_ms)).decode()
+
+
+def read_stream(text: str) -> Stream:
+    """Return what `stream_text` wrote."""
+    return Stream(*msgspec.json.decode(text))
 
 
 def _lost_lease(job: Job) -> StaleSessionError:

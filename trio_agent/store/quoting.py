@@ -45,8 +45,11 @@ def item_text(item: Item) -> str | None:
             return None
 
 
-def quote(msg: EventMsg, places: Mapping[str, int]) -> tuple[EventMsg, int | None]:
-    """Return what the row of *msg* holds, and the number of the item that has the rest."""
+def quote(msg: EventMsg, texts: Mapping[str, int]) -> tuple[EventMsg, int | None]:
+    """Return what the row of *msg* holds, and the number of the item that has the rest.
+
+    *texts* are what `places` found.
+    """
     match msg:
         case UserMessage():
             text = msg.text
@@ -56,7 +59,7 @@ def quote(msg: EventMsg, places: Mapping[str, int]) -> tuple[EventMsg, int | Non
             text = part.text
         case _:
             return msg, None
-    n = places.get(text)
+    n = texts.get(text)
     return (msg, None) if n is None else (with_text(msg, ""), n)
 
 

@@ -291,7 +291,7 @@ def prepare_save(
         finished = None if execution is None else msgspec.json.encode(execution)
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
         raise ConfigError(f"session {key!r} cannot be stored: {exc}") from exc
-    texts = places((item for item, _, _ in woven), known + 1) if woven and events else {}
+    texts = places((item for item, _, _ in woven), known + 1) if events else {}
     entries, token_offset, completes = _entries(key, events, texts)
     return Save(
         key=key,
@@ -352,7 +352,7 @@ def _entries(
             if isinstance(msg, TokenCount):
                 token_offset = place
             if entry.row:
-                stored, entry.item = quote(msg, texts) if texts else (msg, None)
+                stored, entry.item = quote(msg, texts)
                 entry.body = write_row(stored)
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
         raise ConfigError(f"session {key!r}: an event cannot be stored: {exc}") from exc

@@ -46,8 +46,7 @@ from trio_agent.store.journal import (
     require,
     snapshot,
 )
-from trio_agent.store.ledger import stream_text
-from trio_agent.store.numbering import Stream
+from trio_agent.store.ledger import read_stream, stream_text
 from trio_agent.store.ownership import require_free
 from trio_agent.store.quoting import places, quote
 from trio_agent.store.rows import Head, write_head, write_row, write_small
@@ -152,7 +151,11 @@ def archive_of(connection: sqlite3.Connection, key: str) -> Archive:
         items=tuple(_rows(connection, session)),
         epochs=tuple(_epochs(connection, session)),
         events=tuple(
-            EventRow(event=event, step_id=step, stream=_stream(stream))
+            EventRow(
+                event=event,
+                step_id=step,
+                stream=None if stream is None else read_stream(stream),
+            )
             for event, (*_, step, stream) in zip(journal, rows, strict=True)
         ),
         executions=tuple(
@@ -184,10 +187,6 @@ def import_(connection: sqlite3.Connection, data: bytes, key: str | None) -> str
     check_id(archive.head.session_id)
     insert(connection, archive)
     return archive.head.session_id
-
-
-def _stream(text: str | None) -> Stream | None:
-    return None if text is None else Stream(*msgspec.json.decode(text))
 
 
 def insert(connection: sqlite3.Connection, archive: Archive) -> int:
