@@ -11,25 +11,13 @@ Rules:
 
 from __future__ import annotations
 
-import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
 
 import outcome
 import trio
 
 from trio_agent.errors import InternalError
 from trio_agent.store.saving import Job
-
-PATIENCE_SECONDS: Final = 1e-3
-"""How long a thread may take before a busy loop gives way; most need less."""
-
-SHARE: Final = 0.1
-"""The part of the time since then that the loop gives in each pass: the longer a thread
-has waited, the more of its statements get through at once."""
-
-LONGEST_NAP_SECONDS: Final = 2e-3
 
 
 class GroupCommit:
@@ -93,47 +81,3 @@ class GroupCommit:
             return trio.lowlevel.Abort.SUCCEEDED
 
         return bool(await trio.lowlevel.wait_task_rescheduled(abort))
-
-
-class _Offer(trio.abc.Instrument):
-    """Sleeps a moment in each pass of a loop that never waits, while a thread has work.
-
-    CPython hands its lock over only to a thread that has waited for a whole switch
-    interval without being signalled. A trio loop with runnable tasks releases and
-    takes it back in every pass, so a worker thread may never get it: a commit then
-    ends when the load does. A real sleep lets it in.
-    """
-
-    outstanding = 0
-    since = 0.0
-
-    def before_io_wait(self, timeout: float) -> None:
-        if not self.outstanding or timeout:
-            return
-        waited = time.perf_counter() - self.since
-        if waited > PATIENCE_SECONDS:
-            time.sleep(min(waited * SHARE, LONGEST_NAP_SECONDS))  # noqa: ASYNC251
-
-
-_offer: trio.lowlevel.RunVar[_Offer] = trio.lowlevel.RunVar("trio_agent_offer")
-
-
-@contextmanager
-def threads_let_in() -> Generator[None]:
-    """Let worker threads make progress during a block, however busy the trio thread is.
-
-    The instrument is added once a run and stays: adding it costs a third of a save.
-    """
-    try:
-        offer = _offer.get()
-    except LookupError:
-        offer = _Offer()
-        _offer.set(offer)
-        trio.lowlevel.add_instrument(offer)
-    if not offer.outstanding:
-        offer.since = time.perf_counter()
-    offer.outstanding += 1
-    try:
-        yield
-    finally:
-        offer.outstanding -= 1

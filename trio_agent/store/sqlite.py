@@ -10,10 +10,10 @@ import os
 import sqlite3
 import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, cast
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
 
 import msgspec
 import trio
@@ -49,7 +49,7 @@ from trio_agent.store.bounds import (
     check_position,
     check_save,
 )
-from trio_agent.store.commit import GroupCommit, threads_let_in
+from trio_agent.store.commit import GroupCommit
 from trio_agent.store.faults import BUSY_SECONDS, is_busy, told
 from trio_agent.store.guarding import Guards
 from trio_agent.store.ledger import Ledger, RebaseNeededError
@@ -57,6 +57,7 @@ from trio_agent.store.log_size import LogWatch
 from trio_agent.store.ownership import Holder, Process
 from trio_agent.store.saving import Base, Job, prepare_append, prepare_save
 from trio_agent.store.schema import Synchronous, connect, prepare
+from trio_agent.store.threads import RunSync, in_thread
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -67,14 +68,6 @@ are slower, since their threads take Python's lock from each other at every row.
 
 KNOWN_SESSIONS: Final = 4_096
 """Sessions of which the last save is remembered; others cost one more read."""
-
-
-class RunSync(Protocol):
-    """The shape of `trio.to_thread.run_sync`."""
-
-    def __call__(
-        self, sync_fn: Callable[..., T], /, *args: Any, limiter: trio.CapacityLimiter
-    ) -> Awaitable[T]: ...
 
 
 class SqliteCheckpoint:
@@ -144,7 +137,7 @@ class SqliteCheckpoint:
         It closes even when cancelled: no thread of it outlives the call.
         """
         with trio.CancelScope(shield=True):
-            await self._run_sync(self._close, limiter=self._write_limiter)
+            await in_thread(self._run_sync, self._close, limiter=self._write_limiter)
         await trio.lowlevel.checkpoint()
 
     def _close(self) -> None:
@@ -172,8 +165,9 @@ class SqliteCheckpoint:
     async def _read(
         self, fn: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **_: P.kwargs
     ) -> T:
-        with threads_let_in():
-            return await self._run_sync(self._reading, fn, args, limiter=self._read_limiter)
+        return await in_thread(
+            self._run_sync, self._reading, fn, args, limiter=self._read_limiter
+        )
 
     def _reading(self, fn: Callable[..., T], args: tuple[Any, ...]) -> T:
         with told(self._path):
@@ -199,8 +193,9 @@ class SqliteCheckpoint:
     async def _write(
         self, fn: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **_: P.kwargs
     ) -> T:
-        with threads_let_in():
-            return await self._run_sync(self._writing, fn, args, limiter=self._write_limiter)
+        return await in_thread(
+            self._run_sync, self._writing, fn, args, limiter=self._write_limiter
+        )
 
     def _writing(self, fn: Callable[..., T], args: tuple[Any, ...]) -> T:
         ledger = self._writer()
@@ -212,8 +207,7 @@ class SqliteCheckpoint:
             raise
 
     async def _write_jobs(self, jobs: Sequence[Job]) -> None:
-        with threads_let_in():
-            await self._run_sync(self._committing, jobs, limiter=self._write_limiter)
+        await in_thread(self._run_sync, self._committing, jobs, limiter=self._write_limiter)
 
     def _committing(self, jobs: Sequence[Job]) -> None:
         try:

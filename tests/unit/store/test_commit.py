@@ -31,8 +31,9 @@ class Gate:
     async def __call__(
         self, fn: Callable[..., T], /, *args: Any, limiter: trio.CapacityLimiter
     ) -> T:
-        if fn.__name__ == "_committing":
-            self.commits.append(len(args[0]))
+        *_, work, (*of_work,) = args
+        if work.__name__ == "_committing":
+            self.commits.append(len(of_work[0]))
             await self.open.wait()
         return await trio.to_thread.run_sync(fn, *args, limiter=limiter)
 
