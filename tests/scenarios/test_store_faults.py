@@ -45,8 +45,14 @@ async def two_sessions(store: SqliteCheckpoint) -> Checkpoint:
     await store.save(checkpoint, contents={"d": "prompt"})
     told = [UserItem(text=f"{number}" * 99) for number in range(2)]
     checkpoint = following(checkpoint, *told)
-    drafts = [draft(UserMessage(turn_id="t", text=item.text)) for item in told]
+    drafts = [
+        draft(UserMessage(turn_id="t", text=item.text), submission_id=f"m{number}")
+        for number, item in enumerate(told)
+    ]
     await store.save(checkpoint, told, events=drafts)
+    checkpoint = following(checkpoint, UserItem(text="2" * 99))
+    drafts = [draft(UserMessage(turn_id="t", text="2" * 99)), note("beside it")]
+    await store.save(checkpoint, checkpoint.context[-1:], events=drafts)
     await store.save_state("s", "k", [1])
     return checkpoint
 
@@ -181,6 +187,9 @@ LATER_DAMAGES = {
         "UPDATE event SET item=item-1 WHERE session=:s AND sequence=12"
     ),
     "no item that an event quotes": "UPDATE event SET item=99 WHERE session=:s AND item>1",
+    "a pack of events": "UPDATE event SET body=:bad WHERE kind='pack' AND session=:s",
+    "a pack's number": "UPDATE event SET sequence=99 WHERE kind='pack' AND session=:s",
+    "a pack called an event": "UPDATE event SET kind='notice' WHERE kind='pack' AND session=:s",
     "finished turn": "UPDATE execution SET body=:bad WHERE sequence=4 AND session=:s",
     "content": "UPDATE content SET text='other'",
     "state": "UPDATE state SET value=:bad",

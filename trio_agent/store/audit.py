@@ -6,8 +6,8 @@ import sqlite3
 
 from trio_agent.errors import AgentError
 from trio_agent.store.archive import problem
+from trio_agent.store.checksums import seal
 from trio_agent.store.journal import content, require, snapshot
-from trio_agent.store.saving import seal
 from trio_agent.store.transfer import archive_of
 
 

@@ -15,6 +15,8 @@ from trio_agent.protocol.limits import MAX_INTEGER
 from trio_agent.protocol.text import Json
 from trio_agent.state.checkpoint import Checkpoint, ExecutionStats
 from trio_agent.store.base import SessionPage, SessionSummary
+from trio_agent.store.checksums import seal, session_sum
+from trio_agent.store.event_rows import SELECT_EVENTS, Members
 from trio_agent.store.history import cut_for_rewind, readable
 from trio_agent.store.journal import (
     SessionRow,
@@ -23,10 +25,10 @@ from trio_agent.store.journal import (
     find,
     load_row,
     require,
+    row_of,
 )
 from trio_agent.store.ownership import require_free
 from trio_agent.store.rows import read_row, write_head
-from trio_agent.store.saving import seal, session_sum
 
 _SUMMARY: Final = (
     "SELECT key, sequence, event_sequence, title, first_user_message, context, stats, parent,"
@@ -162,18 +164,30 @@ def prune(connection: sqlite3.Connection, key: str, keep: int) -> int:
     """See `CheckpointStore.prune`."""
     session = require(connection, key)
     require_free(connection, key)
-    oldest = connection.execute(
-        "SELECT sequence FROM event WHERE session=? ORDER BY sequence DESC LIMIT 1 OFFSET ?",
-        (session.id, keep),
-    ).fetchone()
-    if oldest is None:
-        return 0
-    gone = connection.execute(
-        "DELETE FROM event WHERE session=? AND sequence<=?", (session.id, oldest[0])
-    ).rowcount
-    connection.execute(
-        "UPDATE session SET pruned_through=? WHERE id=?", (oldest[0], session.id)
-    )
+    through = gone = 0
+    straddling: Members | None = None
+    rows = connection.execute(SELECT_EVENTS + " ORDER BY sequence DESC", (session.id,))
+    for row in rows.fetchall():
+        found = row_of(session, row)
+        numbers = found.told(session.token_sequence)[::-1]
+        doomed = numbers[keep:]
+        keep = max(0, keep - len(numbers))
+        if doomed and not gone:
+            through = doomed[0]
+            straddling = found if row[0] > through else None
+        gone += len(doomed)
+    if straddling is not None:
+        connection.execute(
+            "UPDATE event SET body=?, sum=? WHERE session=? AND sequence=?",
+            (*straddling.after(through), session.id, straddling.row[0]),
+        )
+    if gone:
+        connection.execute(
+            "DELETE FROM event WHERE session=? AND sequence<=?", (session.id, through)
+        )
+        connection.execute(
+            "UPDATE session SET pruned_through=? WHERE id=?", (through, session.id)
+        )
     return gone
 
 

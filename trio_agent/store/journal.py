@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing, contextmanager
+from itertools import islice
 from typing import Any, Final, TypeVar, cast
 
 from msgspec import Struct
@@ -33,7 +34,8 @@ from trio_agent.store.base import (
     TranscriptBatch,
     TranscriptPage,
 )
-from trio_agent.store.quoting import item_text, with_text
+from trio_agent.store.checksums import item_sum, label_sum, seal, session_sum
+from trio_agent.store.event_rows import SELECT_EVENTS, Members, Row, decode_events, members
 from trio_agent.store.rows import (
     Head,
     Small,
@@ -48,25 +50,12 @@ from trio_agent.store.saving import (
     QUEUE,
     Base,
     Parts,
-    event_sum,
-    item_sum,
-    label_sum,
-    seal,
-    session_sum,
 )
 
 T = TypeVar("T")
 
 SLICE_BYTES: Final = 1_048_576
 """How much of a journal a reader gets at once: whoever is far behind stays small."""
-
-SELECT_EVENTS: Final = (
-    "SELECT event.sequence, at, event.kind, submission, event.version, event.body, event.sum,"
-    " event.item, item.kind, item.version, item.body, item.sum, step, stream FROM event"
-    " LEFT JOIN item ON item.session=event.session AND item.n=event.item"
-    " WHERE event.session=?"
-)
-"""An event's row, the item that it quotes, and what its stream was like; see `events`."""
 
 
 class SessionRow(Struct, frozen=True):
@@ -123,10 +112,10 @@ def require(connection: sqlite3.Connection, key: str) -> SessionRow:
 def base(connection: sqlite3.Connection, key: str) -> Base | None:
     """Return what a save of a session not seen before is compared with."""
     session = find(connection, key)
-    return None if session is None else base_of(session)
+    return None if session is None else _base_of(session)
 
 
-def base_of(session: SessionRow) -> Base:
+def _base_of(session: SessionRow) -> Base:
     """Return the base of a session of which only the numbers were read."""
     return Base(
         row=session.id,
@@ -177,7 +166,7 @@ def load_row(connection: sqlite3.Connection, session: SessionRow) -> Base:
     validate_checkpoint(checkpoint)
     found = connection.execute("SELECT digest FROM content_use WHERE session=?", (session.id,))
     return replace(
-        base_of(session),
+        _base_of(session),
         checkpoint=checkpoint,
         queue=queue,
         calls=calls,
@@ -244,39 +233,37 @@ def items(key: str, rows: Iterable[tuple[int, str, int, bytes, int]]) -> list[It
     return found
 
 
-def events(key: str, rows: Iterable[tuple[Any, ...]]) -> list[Event]:
-    """Decode the rows of `SELECT_EVENTS`, in the order given.
+def events(
+    connection: sqlite3.Connection, session: SessionRow, rows: Iterable[Row], **which: Any
+) -> Generator[tuple[Event, int]]:
+    """Yield the events of the rows of `SELECT_EVENTS`; *which* of them, see `decode_events`.
 
     Raises:
         CorruptStoreError: It names the first damaged one.
     """
-    found: list[Event] = []
-    sequence = 0
-    try:
-        for sequence, at, kind, submission, version, body, check, n, *item, _, _ in rows:
-            _check(event_sum(kind, body, sequence, at, submission, n), check)
-            msg: Any = read_row(kind, version, body)
-            if n is not None:
-                msg = with_text(msg, _text(*item))
-            found.append(
-                Event(sequence=sequence, recorded_at_ms=at, submission_id=submission, msg=msg)
+    counts_from = session.token_sequence
+    for row in rows:
+        try:
+            yield from decode_events(
+                connection, session.id, row, counts_from=counts_from, **which
             )
-    except (ProtocolError, TypeError) as exc:
-        raise _damaged(key, f"event {sequence}", exc) from exc
-    return found
+        except (ProtocolError, TypeError) as exc:
+            raise _damaged(session.key, f"event {row[0]}", exc) from exc
+
+
+def row_of(session: SessionRow, row: Row) -> Members:
+    """Take a row of `SELECT_EVENTS` apart.
+
+    Raises:
+        CorruptStoreError: If it is damaged.
+    """
+    with _blamed(session.key, f"event {row[0]}"):
+        return members(row)
 
 
 def _item(kind: str, version: int, body: bytes, check: int) -> Item:
     _check(item_sum(kind, body), check)
     return cast("Item", read_row(kind, version, body))
-
-
-def _text(kind: str, version: int, body: bytes, check: int) -> str:
-    """Return the text of an item that an event quotes."""
-    text = item_text(_item(kind, version, body, check))
-    if text is None:
-        raise ProtocolError(f"it quotes a {kind}")
-    return text
 
 
 def _check(found: int, stored: int) -> None:
@@ -313,14 +300,11 @@ def events_after(
             raise ConfigError(
                 f"session {key!r}: position {after} is beyond the newest event {latest}"
             )
-        rows, more = _slice(
-            connection.execute(
-                SELECT_EVENTS + " AND sequence>? ORDER BY sequence LIMIT ?",
-                (session.id, after, limit + 1),
-            ),
-            limit,
+        rows = connection.execute(
+            SELECT_EVENTS + " AND sequence>? ORDER BY sequence", (session.id, after)
         )
-    page = tuple(events(key, rows))
+        with closing(rows):
+            page, more = _page(events(connection, session, rows, after=after), limit)
     return JournalSlice(
         events=page,
         position=page[-1].sequence if more else latest,
@@ -329,33 +313,37 @@ def events_after(
     )
 
 
-def _slice(cursor: sqlite3.Cursor, limit: int) -> tuple[list[Any], bool]:
-    """Return the first event rows of *cursor*, and whether it has more of them."""
-    rows: list[Any] = []
+def _page(found: Iterable[tuple[Event, int]], limit: int) -> tuple[tuple[Event, ...], bool]:
+    """Return the first events of *found*, and whether it has more of them."""
+    page: list[Event] = []
     size = 0
-    with closing(cursor):
-        for row in cursor:
-            if len(rows) == limit or size >= SLICE_BYTES:
-                return rows, True
-            rows.append(row)
-            for body in (row[5], row[10]):
-                size += len(body) if isinstance(body, bytes) else 0  # damage is told of later
-    return rows, False
+    for event, length in found:
+        if len(page) == limit or size >= SLICE_BYTES:
+            return tuple(page), True
+        page.append(event)
+        size += length
+    return tuple(page), False
 
 
 def event_page(connection: sqlite3.Connection, key: str, before: int, limit: int) -> EventPage:
     """See `CheckpointStore.event_page`."""
     with snapshot(connection):
         session = require(connection, key)
+        at_or_behind = connection.execute(
+            "SELECT min(sequence) FROM event WHERE session=? AND sequence>=?",
+            (session.id, before),
+        ).fetchone()  # a pack that stands there may hold older events
         rows = connection.execute(
-            SELECT_EVENTS + " AND sequence<? ORDER BY sequence DESC LIMIT ?",
-            (session.id, before, limit + 1),
-        ).fetchall()
-    page = tuple(events(key, rows[:limit]))
+            SELECT_EVENTS + " AND sequence<=coalesce(?, ?) ORDER BY sequence DESC",
+            (session.id, *at_or_behind, before),
+        )
+        with closing(rows):
+            found = events(connection, session, rows, before=before, backwards=True)
+            page = tuple(event for event, _ in islice(found, limit + 1))
     return EventPage(
-        events=page,
+        events=page[:limit],
         latest_sequence=session.event_sequence,
-        next_before_sequence=page[-1].sequence if len(rows) > limit else None,
+        next_before_sequence=page[limit - 1].sequence if len(page) > limit else None,
     )
 
 

@@ -10,6 +10,8 @@ Rules:
     which raises its own sequence, changes the journal.
 3.  Rows of all jobs are collected and written table by table. What must be read
     back (the deltas of a step) is written before.
+4.  Saves of many sessions are compared and set by one call. If one of them loses, the
+    transaction begins anew, one after the other: that tells which.
 """
 
 from __future__ import annotations
@@ -22,8 +24,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from trio_agent.errors import (
     AgentError,
     CheckpointError,
@@ -32,20 +32,13 @@ from trio_agent.errors import (
     UnknownError,
 )
 from trio_agent.protocol.codec import CODEC_VERSION
-from trio_agent.protocol.events import SubmissionAccepted
+from trio_agent.protocol.events import ModelStepCompleted
+from trio_agent.store.checksums import seal
+from trio_agent.store.event_rows import INSERT_EVENT, read_stream
 from trio_agent.store.faults import is_ours_alone, told
 from trio_agent.store.numbering import Stream, settle
 from trio_agent.store.rows import write_row
-from trio_agent.store.saving import (
-    CALLS,
-    QUEUE,
-    Base,
-    Job,
-    PartsChange,
-    Save,
-    event_sum,
-    seal,
-)
+from trio_agent.store.saving import CALLS, QUEUE, Base, Job, PartsChange, Save
 from trio_agent.store.schema import waited
 
 _SET: Final = (
@@ -78,8 +71,7 @@ _WRITES: Final = {
     "item": "INSERT INTO item VALUES(?,?,?,?,?,NULL,?,?,?,?)",
     "part_gone": "DELETE FROM part WHERE session=? AND slot=? AND ordinal=?",
     "part": "INSERT OR REPLACE INTO part VALUES(?,?,?,?,?,?)",
-    "event": "INSERT INTO event VALUES(?,?,?,?,?,?,?,?,?,?,?)",
-    "token_gone": "DELETE FROM event WHERE session=? AND sequence=? AND kind='token_count'",
+    "event": INSERT_EVENT,
     "delta_gone": "DELETE FROM event INDEXED BY event_step WHERE session=? AND step=?",
     "execution": "INSERT INTO execution VALUES(?,?,?,?,?)",
     "receipt": "INSERT OR IGNORE INTO receipt VALUES(?,?,?,?)",
@@ -99,6 +91,10 @@ _WIDE: Final = {
 }
 """The same for many rows at once. Each statement gives Python's lock away and must get it
 back, from a trio thread that is busy when many sessions save: fewer are faster."""
+
+
+class _LostError(Exception):
+    """One of several saves lost, which one is not known."""
 
 
 class RebaseNeededError(Exception):
@@ -153,8 +149,12 @@ class Ledger:
         for job in jobs:
             job.error = None
         try:
-            with self.transaction():
-                self._apply(jobs)
+            try:
+                with self.transaction():
+                    self._apply(jobs, self._together(jobs))
+            except _LostError:
+                with self.transaction():
+                    self._apply(jobs, [])
         except (AgentError, ArithmeticError) as exc:
             if len(jobs) > 1 and is_ours_alone(exc.__cause__ or exc):
                 for job in jobs:  # one of them cannot be written: let it fail alone
@@ -163,7 +163,17 @@ class Ledger:
             for job in jobs:
                 job.error = _told(exc)
 
-    def _apply(self, jobs: Sequence[Job]) -> None:
+    def _together(self, jobs: Sequence[Job]) -> Sequence[tuple[Save, Base]]:
+        """Return the saves among *jobs* that may go first, all at once."""
+        appended = {job.key for job in jobs if not isinstance(job, Save)}
+        together = [
+            (job, job.base)
+            for job in jobs
+            if isinstance(job, Save) and job.base is not None and job.key not in appended
+        ]
+        return together if len(together) > 1 else ()
+
+    def _apply(self, jobs: Sequence[Job], together: Sequence[tuple[Save, Base]]) -> None:
         for rows in self._rows.values():
             rows.clear()  # what a transaction that failed has left
         self._touched.clear()
@@ -172,37 +182,38 @@ class Ledger:
             "SELECT id, changed FROM session ORDER BY changed DESC LIMIT 1"
         )
         self._newest, self._changed = newest.fetchone() or (0, 0)
+        if together:
+            self._advance_all(together)
+        ahead = {id(job) for job, _ in together}
         for job in jobs:
             try:
-                if isinstance(job, Save):
-                    self._save(job)
-                else:
+                if not isinstance(job, Save):
                     self._append(job)
+                    continue
+                if job.base is None:
+                    self._create(job)
+                elif id(job) not in ahead:
+                    self._advance(job, job.base)
+                self._collect(job)
             except (StaleSessionError, UnknownError, RebaseNeededError) as exc:
                 job.error = exc
         self._flush()
 
-    def _save(self, job: Save) -> None:
-        checkpoint, base = job.checkpoint, job.base
-        if base is None:
-            self._create(job)
-        else:
-            self._advance(job, base)
-        row, sequence, rows = job.row, checkpoint.sequence, self._rows
+    def _collect(self, job: Save) -> None:
+        """Collect the rows of a save that has won."""
+        row, rows = job.row, self._rows
         if job.begins:
+            checkpoint, base = job.checkpoint, job.base
             if base is not None:
                 self.connection.execute(
                     "UPDATE item SET until=? WHERE session=? AND n>=? AND n<?"
                     " AND since IS NOT NULL AND until IS NULL",
                     (checkpoint.context_epoch, row, base.start, job.start),
                 )
-            rows["epoch"].append((row, checkpoint.context_epoch, sequence, job.start))
-        n = job.last - len(job.items)
-        for shown, since, kind, body, check in job.items:
-            n += 1
-            rows["item"].append(
-                (row, n, sequence, shown, since, kind, CODEC_VERSION, body, check)
+            rows["epoch"].append(
+                (row, checkpoint.context_epoch, checkpoint.sequence, job.start)
             )
+        rows["item"] += [(row, *item) for item in job.items]
         self._parts(row, QUEUE, job.queue)
         self._parts(row, CALLS, job.calls)
         for slot, ordinal, body, check in job.parts:
@@ -210,12 +221,18 @@ class Ledger:
         self._label(job)
         if job.execution is not None:
             rows["execution"].append(
-                (row, sequence, CODEC_VERSION, job.execution, seal(job.execution))
+                (
+                    row,
+                    job.checkpoint.sequence,
+                    CODEC_VERSION,
+                    job.execution,
+                    seal(job.execution),
+                )
             )
         for digest, text in job.contents.items():
             rows["content"].append((digest, text, seal(text.encode())))
             rows["content_use"].append((row, digest))
-        self._journal(job, row, 0 if base is None else base.tokens)
+        self._journal(job, row)
 
     def _create(self, job: Save) -> None:
         """Insert the session's row."""
@@ -232,8 +249,8 @@ class Ledger:
                 checkpoint.context_epoch,
                 len(checkpoint.context),
                 len(job.items),
-                len(job.entries),
-                job.token_offset,
+                job.last_event,
+                job.token_sequence,
                 self._changed,
                 self._now,
                 CODEC_VERSION,
@@ -248,17 +265,45 @@ class Ledger:
         (job.row,) = created
         self._newest = job.row
 
+    def _advance_all(self, saves: Sequence[tuple[Save, Base]]) -> None:
+        """Compare and set several at once.
+
+        Raises:
+            _LostError: If any of them lost.
+        """
+        leased: dict[bool, list[Sequence[Any]]] = {False: [], True: []}
+        for job, base in saves:
+            self._changed += 1
+            values = self._numbers(job, base, self._changed)
+            leased[job.lease is not None].append(values)
+            self._newest = job.row
+        for with_lease, rows in leased.items():
+            if rows:
+                statement = _ADVANCE[True, with_lease]
+                if self.connection.executemany(statement, rows).rowcount != len(rows):
+                    raise _LostError
+
     def _advance(self, job: Save, base: Base) -> None:
         """Compare and set."""
+        moved = () if self._newest == base.row else (self._changed + 1,)
+        values = self._numbers(job, base, *moved)
+        statement = _ADVANCE[bool(moved), job.lease is not None]
+        if self.connection.execute(statement, values).rowcount != 1:
+            raise self._why_lost(job)
+        if moved:
+            self._changed += 1
+            self._newest = base.row
+
+    def _numbers(self, job: Save, base: Base, *changed: int) -> tuple[Any, ...]:
+        """Return what a statement of `_ADVANCE` asks for."""
         checkpoint = job.checkpoint
-        moved = self._newest != base.row
-        values: list[Any] = [
+        return (
             checkpoint.sequence,
             checkpoint.context_epoch,
             job.start,
             len(checkpoint.context),
             job.last,
-            base.events + len(job.entries),
+            job.last_event,
             job.token_sequence or base.tokens,
             CODEC_VERSION,
             job.head,
@@ -266,27 +311,16 @@ class Ledger:
             job.small,
             job.sum,
             self._now,
-        ]
-        if moved:
-            values.append(self._changed + 1)
-        values += (base.row, base.sequence, base.events)
-        if job.lease is not None:
-            values.append(job.lease)
-        statement = _ADVANCE[moved, job.lease is not None]
-        if self.connection.execute(statement, values).rowcount != 1:
-            raise self._why_lost(job)
-        if moved:
-            self._changed += 1
-            self._newest = base.row
+            *changed,
+            base.row,
+            base.sequence,
+            base.events,
+            *(() if job.lease is None else (job.lease,)),
+        )
 
     def _append(self, job: Job) -> None:
-        before = 0
-        if job.token_offset:
-            found = self.connection.execute(
-                "SELECT token_sequence FROM session WHERE key=?", (job.key,)
-            ).fetchone()
-            before = found[0] if found else 0
-        values: list[Any] = [len(job.entries), job.token_offset, job.token_offset, job.key]
+        count, tokens = len(job.new.entries), job.new.token_offset
+        values: list[Any] = [count, tokens, tokens, job.key]
         if job.lease is not None:
             values.append(job.lease)
         statement = _APPEND[job.lease is not None]
@@ -297,8 +331,8 @@ class Ledger:
                 raise UnknownError(f"there is no session {job.key!r}")
             raise _lost_lease(job)
         row, events = stored
-        job.first = events - len(job.entries) + 1
-        self._journal(job, row, before)
+        job.first = events - count + 1
+        self._journal(job, row)
 
     def _why_lost(self, job: Save) -> Exception:
         if job.lease is not None and self._incarnation(job.key) != job.lease:
@@ -344,36 +378,18 @@ class Ledger:
                 (*job.cold, job.row),
             )
 
-    def _journal(self, job: Job, row: int, token_before: int) -> None:
-        if job.completes:
-            for step_id in settle(job.entries, functools.partial(self._streams, row)):
+    def _journal(self, job: Job, row: int) -> None:
+        new = job.new
+        if new.completes:
+            for step_id in settle(new.entries, functools.partial(self._streams, row)):
                 self._rows["delta_gone"].append((row, step_id))
-        if job.token_offset:
-            self._rows["token_gone"].append((row, token_before))
-        events = self._rows["event"]
-        for sequence, entry in enumerate(job.entries, job.first):
-            msg, submission = entry.msg, entry.submission_id
-            if isinstance(msg, SubmissionAccepted):
-                self._rows["receipt"].append((row, submission, sequence, msg.digest))
-            if not entry.row:
-                continue
-            kind, at_ms = msg.tag, entry.at_ms
-            body = entry.body or write_row(msg)
-            events.append(
-                (
-                    row,
-                    sequence,
-                    at_ms,
-                    kind,
-                    submission,
-                    entry.step_id,
-                    None if entry.stream is None else stream_text(entry.stream),
-                    CODEC_VERSION,
-                    body,
-                    event_sum(kind, body, sequence, at_ms, submission, entry.item),
-                    entry.item,
-                )
-            )
+            for entry in new.entries:
+                if isinstance(entry.msg, ModelStepCompleted):
+                    entry.body = write_row(entry.msg)
+        for place, submission, digest in new.receipts:
+            self._rows["receipt"].append((row, submission, job.first + place, digest))
+        events = new.rows(job.first) if job.event_rows is None else job.event_rows
+        self._rows["event"] += [(row, *event) for event in events]
         self._touched.add(row)
 
     def _streams(self, row: int, step_id: str) -> list[Stream]:
@@ -404,17 +420,6 @@ class Ledger:
                 self.connection.executemany(statement, rows[at:])
             rows.clear()
         self._touched.clear()
-
-
-def stream_text(stream: Stream) -> str:
-    """Return the text of a delta row's stream column."""
-    parts = (stream.phase, stream.first_ms, stream.last_ms, stream.chunks, stream.size)
-    return msgspec.json.encode((*parts, stream.gap_ms)).decode()
-
-
-def read_stream(text: str) -> Stream:
-    """Return what `stream_text` wrote."""
-    return Stream(*msgspec.json.decode(text))
 
 
 def _lost_lease(job: Job) -> StaleSessionError:

@@ -6,7 +6,6 @@ session that this store saw: records are immutable, an unchanged one is skipped.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
@@ -16,14 +15,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trio_agent.errors import ConfigError
-from trio_agent.protocol.codec import CODEC_VERSION, ROW_TYPES
-from trio_agent.protocol.events import Draft, Event, ModelStepCompleted, TokenCount
+from trio_agent.protocol.codec import CODEC_VERSION
+from trio_agent.protocol.events import Draft, Event
 from trio_agent.protocol.items import Item
 from trio_agent.state.checkpoint import Checkpoint, ExecutionRecord, QueuedMessage, ToolCall
 from trio_agent.store.base import Lease
+from trio_agent.store.checksums import item_sum, label_sum, seal, session_sum
+from trio_agent.store.event_rows import Row
 from trio_agent.store.history import weave
-from trio_agent.store.numbering import Entry, arrange
-from trio_agent.store.quoting import places, quote
+from trio_agent.store.new_events import NewEvents, new_events
+from trio_agent.store.quoting import places
 from trio_agent.store.rows import write_cold, write_head, write_row, write_small
 
 R = TypeVar("R")
@@ -31,44 +32,6 @@ R = TypeVar("R")
 QUEUE: Final = 0
 CALLS: Final = 1
 """The two slots of part rows."""
-
-
-def seal(body: bytes, salt: int = 0) -> int:
-    """Return the checksum of a row; *salt* mixes in what stands beside the body."""
-    return zlib.crc32(body, salt & 0xFFFFFFFF)
-
-
-_KINDS: Final = {kind: zlib.crc32(kind.encode()) for kind in ROW_TYPES}
-"""A salt for each kind, so that a body under another kind does not pass."""
-
-
-def item_sum(kind: str, body: bytes) -> int:
-    """Return the checksum of an item's row."""
-    return zlib.crc32(body, _KINDS.get(kind, 0))
-
-
-def event_sum(
-    kind: str,
-    body: bytes,
-    sequence: int,
-    at_ms: int,
-    submission_id: str | None,
-    item: int | None,
-) -> int:
-    """Return the checksum of an event's row."""
-    numbers = sequence ^ at_ms * 31 ^ (item or 0) * 8191
-    salt = zlib.crc32(kind.encode(), numbers & 0xFFFFFFFF)
-    if submission_id is not None:
-        salt = zlib.crc32(submission_id.encode(), salt)
-    return zlib.crc32(body, salt)
-
-
-def session_sum(
-    head: bytes, stats: bytes, small: bytes | None, numbers: tuple[int, int, int]
-) -> int:
-    """Return the checksum of a session's row; *numbers* are sequence, epoch and length."""
-    salt = zlib.crc32(b"%d.%d.%d" % numbers)
-    return zlib.crc32(head, zlib.crc32(stats, zlib.crc32(small or b"", salt)))
 
 
 class Parts(Struct, Generic[R], frozen=True):
@@ -153,36 +116,38 @@ class Base(Struct, frozen=True, kw_only=True):
 
     def grown(self, job: Job) -> Base:
         """Return what the session looks like once an append is committed."""
-        events = job.first + len(job.entries) - 1
-        return replace(self, events=events, tokens=job.token_sequence or self.tokens)
+        tokens = job.token_sequence or self.tokens
+        return replace(self, events=job.last_event, tokens=tokens)
 
 
 class Job(Struct, kw_only=True, eq=False):
     """One append, or the journal part of one save; ends with its numbers or ``error``.
 
-    ``token_offset`` is the place of the newest token count, from 1; 0 if there is none.
-    ``completes``: a model step ends here, whose deltas leave the journal.
+    ``event_rows`` are worked out before the transaction if it cannot change them.
     """
 
     key: str
     lease: int | None
-    entries: list[Entry]
-    token_offset: int
-    completes: bool
+    new: NewEvents
     first: int = 0
+    event_rows: list[Row] | None = None
     error: Exception | None = None
     task: Any = None
     taken: bool = False
 
     @property
+    def last_event(self) -> int:
+        """The number of the newest event once this is committed."""
+        return self.first + len(self.new.entries) - 1
+
+    @property
     def token_sequence(self) -> int:
         """The number of the newest token count, 0 if there is none."""
-        return self.first + self.token_offset - 1 if self.token_offset else 0
+        return self.new.token_sequence(self.first)
 
     def events(self) -> tuple[Event, ...]:
         """Return the events with the numbers that they have now."""
-        first = self.first
-        return tuple([entry.numbered(first + at) for at, entry in enumerate(self.entries)])
+        return self.new.events(self.first)
 
 
 class Save(Job, kw_only=True, eq=False):
@@ -199,7 +164,7 @@ class Save(Job, kw_only=True, eq=False):
     small: bytes | None
     sum: int
     cold: tuple[Any, ...] | None
-    items: list[tuple[int, int | None, str, bytes, int]]
+    items: list[Row]
     queue: PartsChange[QueuedMessage]
     calls: PartsChange[ToolCall]
     parts: list[tuple[int, int, bytes, int]]
@@ -218,7 +183,7 @@ class Save(Job, kw_only=True, eq=False):
             start=self.start,
             length=len(checkpoint.context),
             items=self.last,
-            events=self.first + len(self.entries) - 1,
+            events=self.last_event,
             tokens=self.token_sequence or tokens,
             checkpoint=checkpoint,
             queue=self.queue.after,
@@ -233,13 +198,10 @@ def prepare_append(key: str, drafts: Sequence[Draft], lease: Lease | None) -> Jo
     Raises:
         ConfigError: If something in it cannot be stored.
     """
-    entries, token_offset, completes = _entries(key, drafts, {})
     return Job(
         key=key,
         lease=None if lease is None else lease.incarnation,
-        entries=entries,
-        token_offset=token_offset,
-        completes=completes,
+        new=new_events(key, drafts, {}),
     )
 
 
@@ -262,13 +224,22 @@ def prepare_save(
     epoch, length = checkpoint.context_epoch, len(checkpoint.context)
     begins = base is None or base.epoch != epoch
     tail = checkpoint.context.since(0 if base is None or begins else base.length)
-    known = 0 if base is None else base.items
+    sequence, known = checkpoint.sequence, 0 if base is None else base.items
     previous = None if base is None else base.checkpoint
     try:
         woven = weave(delta, tail)
         items = [
-            (int(shown), epoch if held else None, item.tag, body, item_sum(item.tag, body))
-            for item, shown, held in woven
+            (
+                n,
+                sequence,
+                int(shown),
+                epoch if held else None,
+                item.tag,
+                CODEC_VERSION,
+                body,
+                item_sum(item.tag, body),
+            )
+            for n, (item, shown, held) in enumerate(woven, known + 1)
             for body in (write_row(item),)
         ]
         head = write_head(checkpoint)
@@ -292,14 +263,14 @@ def prepare_save(
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
         raise ConfigError(f"session {key!r} cannot be stored: {exc}") from exc
     texts = places((item for item, _, _ in woven), known + 1) if events else {}
-    entries, token_offset, completes = _entries(key, events, texts)
+    new = new_events(key, events, texts)
+    first = 1 if base is None else base.events + 1
     return Save(
         key=key,
         lease=None if lease is None else lease.incarnation,
-        entries=entries,
-        token_offset=token_offset,
-        completes=completes,
-        first=1 if base is None else base.events + 1,
+        new=new,
+        first=first,
+        event_rows=None if new.completes else new.rows(first),
         checkpoint=checkpoint,
         base=base,
         row=0 if base is None else base.row,
@@ -309,7 +280,7 @@ def prepare_save(
         head=head,
         stats=stats,
         small=small,
-        sum=session_sum(head, stats, small, (checkpoint.sequence, epoch, length)),
+        sum=session_sum(head, stats, small, (sequence, epoch, length)),
         cold=cold,
         items=items,
         queue=queue,
@@ -334,31 +305,6 @@ def _unknown(contents: Mapping[str, str], base: Base | None) -> dict[str, str]:
     return {digest: text for digest, text in contents.items() if digest not in known}
 
 
-def _entries(
-    key: str, drafts: Sequence[Draft], texts: Mapping[str, int]
-) -> tuple[list[Entry], int, bool]:
-    """Arrange and encode *drafts*; return them, `Job.token_offset` and `Job.completes`.
-
-    *texts* are those of the new items, and their numbers.
-    """
-    entries = arrange(drafts)
-    token_offset, completes = 0, False
-    try:
-        for place, entry in enumerate(entries, 1):
-            msg = entry.msg
-            if isinstance(msg, ModelStepCompleted) and msg.outcome == "completed":
-                completes = True  # encoded in the transaction, which knows its metrics
-                continue
-            if isinstance(msg, TokenCount):
-                token_offset = place
-            if entry.row:
-                stored, entry.item = quote(msg, texts)
-                entry.body = write_row(stored)
-    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-        raise ConfigError(f"session {key!r}: an event cannot be stored: {exc}") from exc
-    return entries, token_offset, completes
-
-
 cold_members: Final = attrgetter(
     "session_context",
     "first_user_message",
@@ -378,9 +324,3 @@ def cold_row(checkpoint: Checkpoint) -> tuple[Any, ...]:
     context = msgspec.json.encode(checkpoint.session_context)
     body = write_cold(checkpoint)
     return (first, context, CODEC_VERSION, body, label_sum(first, context, body))
-
-
-def label_sum(first_user_message: str | None, context: bytes, body: bytes) -> int:
-    """Return the checksum of a label row."""
-    first = b"" if first_user_message is None else first_user_message.encode()
-    return seal(body, seal(context, seal(first)))

@@ -181,7 +181,10 @@ ALTER TABLE event ADD COLUMN item INTEGER;
 """
 """A save names its own numbers; an event may leave its text to an item."""
 
-MIGRATIONS: Final[tuple[str, ...]] = (SCHEMA_1, SCHEMA_2)
+SCHEMA_3: Final = ""
+"""A row of ``event`` may hold several events, which an older library must not meet."""
+
+MIGRATIONS: Final[tuple[str, ...]] = (SCHEMA_1, SCHEMA_2, SCHEMA_3)
 """Step *n* makes version *n* out of version *n* - 1; a released step never changes."""
 
 

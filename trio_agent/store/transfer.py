@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from trio_agent.store.archive import (
 from trio_agent.store.base import Receipt, SessionSummary
 from trio_agent.store.bounds import check_id
 from trio_agent.store.catalog import load_state, require_new, summary
+from trio_agent.store.checksums import item_sum, seal, session_sum
+from trio_agent.store.event_rows import INSERT_EVENT, SELECT_EVENTS, read_stream, rows_of
 from trio_agent.store.faults import told
 from trio_agent.store.history import (
     Epoch,
@@ -36,7 +39,6 @@ from trio_agent.store.history import (
     past_at,
 )
 from trio_agent.store.journal import (
-    SELECT_EVENTS,
     SessionRow,
     checkpoint_of,
     events,
@@ -46,7 +48,7 @@ from trio_agent.store.journal import (
     require,
     snapshot,
 )
-from trio_agent.store.ledger import read_stream, stream_text
+from trio_agent.store.numbering import Entry
 from trio_agent.store.ownership import require_free
 from trio_agent.store.quoting import places, quote
 from trio_agent.store.rows import Head, write_head, write_row, write_small
@@ -54,10 +56,6 @@ from trio_agent.store.saving import (
     CALLS,
     QUEUE,
     cold_row,
-    event_sum,
-    item_sum,
-    seal,
-    session_sum,
 )
 
 
@@ -124,8 +122,7 @@ def archive_of(connection: sqlite3.Connection, key: str) -> Archive:
     checkpoint = checkpoint_of(load_row(connection, session))
     found = summary(connection, key)
     assert found is not None
-    rows = connection.execute(SELECT_EVENTS + " ORDER BY sequence", (session.id,)).fetchall()
-    journal = events(key, rows)
+    journal = connection.execute(SELECT_EVENTS + " ORDER BY sequence", (session.id,))
     receipts = connection.execute(
         "SELECT submission, sequence, digest FROM receipt WHERE session=? ORDER BY rowid",
         (session.id,),
@@ -156,7 +153,8 @@ def archive_of(connection: sqlite3.Connection, key: str) -> Archive:
                 step_id=step,
                 stream=None if stream is None else read_stream(stream),
             )
-            for event, (*_, step, stream) in zip(journal, rows, strict=True)
+            for *row, step, stream in journal.fetchall()
+            for event, _ in events(connection, session, [(*row, step, stream)])
         ),
         executions=tuple(
             FinishedTurn(sequence=sequence, record=record)
@@ -258,7 +256,6 @@ def _tables(
     parts = [(QUEUE, n, record) for n, record in enumerate(checkpoint.queue) if apart]
     calls = [(CALLS, n, record) for n, record in enumerate(checkpoint.pending_tools) if apart]
     key = checkpoint.session_id
-    texts = places((row.item for row in archive.items), 1)
     return [
         (
             "INSERT INTO epoch VALUES(?,?,?,?)",
@@ -291,35 +288,7 @@ def _tables(
                 for body in (msgspec.json.encode(record),)
             ],
         ),
-        (
-            "INSERT INTO event VALUES(?,?,?,?,?,?,?,?,?,?,?)",
-            [
-                (
-                    row,
-                    event.sequence,
-                    event.recorded_at_ms,
-                    event.msg.tag,
-                    event.submission_id,
-                    one.step_id,
-                    None if one.stream is None else stream_text(one.stream),
-                    version,
-                    body,
-                    event_sum(
-                        event.msg.tag,
-                        body,
-                        event.sequence,
-                        event.recorded_at_ms,
-                        event.submission_id,
-                        item,
-                    ),
-                    item,
-                )
-                for one in archive.events
-                for event in (one.event,)
-                for stored, item in (quote(event.msg, texts),)
-                for body in (write_row(stored),)
-            ],
-        ),
+        (INSERT_EVENT, [(row, *event) for event in rows_of(_numbered(archive))]),
         (
             "INSERT INTO execution VALUES(?,?,?,?,?)",
             [
@@ -369,3 +338,21 @@ def backup(connection: sqlite3.Connection, target: Path) -> None:
             raise
         finally:
             copy.close()
+
+
+def _numbered(archive: Archive) -> Generator[tuple[int, Entry]]:
+    """Yield the events of *archive*, encoded anew, each with its number."""
+    texts = places((row.item for row in archive.items), 1)
+    for row in archive.events:
+        event = row.event
+        stored, item = quote(event.msg, texts)
+        entry = Entry(
+            at_ms=event.recorded_at_ms,
+            submission_id=event.submission_id,
+            msg=event.msg,
+            step_id=row.step_id,
+            stream=row.stream,
+            body=write_row(stored),
+            item=item,
+        )
+        yield event.sequence, entry
