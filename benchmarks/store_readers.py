@@ -1,8 +1,8 @@
 """Journal readers: how fast 1, 10 and 50 of them catch up by pages; a raw loop beside them.
 
-The raw loop reads the same rows of the same file in pages of the same size, one reader
-after the other on one connection, and decodes them into the same types. Afterwards as
-many readers follow a journal while it is being written.
+The raw loop reads the same events, one a row, in pages of the same size, one reader after
+the other on one connection, and decodes them into the same types. Afterwards as many
+readers follow a journal while it is being written.
 
 usage: python -m benchmarks.store_readers
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from trio_agent.protocol.codec import decode_row
 from trio_agent.protocol.events import Event
 from trio_agent.state.checkpoint import Checkpoint
 from trio_agent.store import SqliteCheckpoint
+from trio_agent.store.rows import write_row
 from trio_agent.testing.store_parts import note
 
 EVENTS = 1_000
@@ -50,7 +52,7 @@ def read_raw(connection: sqlite3.Connection, until: int) -> None:
     while position < until:
         rows = connection.execute(
             "SELECT sequence, at, kind, submission, body FROM event"
-            " WHERE session=1 AND sequence>? ORDER BY sequence LIMIT ?",
+            " WHERE sequence>? ORDER BY sequence LIMIT ?",
             (position, PAGE),
         ).fetchall()
         for sequence, at, kind, submission, body in rows:
@@ -66,14 +68,32 @@ def read_raw(connection: sqlite3.Connection, until: int) -> None:
         position = rows[-1][0]
 
 
+def make_raw(path: Path, events: Sequence[Event]) -> sqlite3.Connection:
+    """Return a database with a row for each of *events*."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute(
+        "CREATE TABLE event(sequence INTEGER PRIMARY KEY, at, kind, submission, body)"
+    )
+    connection.execute("BEGIN")
+    connection.executemany(
+        "INSERT INTO event VALUES(?,?,?,?,?)",
+        [
+            (one.sequence, one.recorded_at_ms, one.msg.tag, None, write_row(one.msg))
+            for one in events
+        ],
+    )
+    connection.execute("COMMIT")
+    return connection
+
+
 async def measure(readers: int) -> None:
     ratios: list[float] = []
     rates: list[float] = []
     with tempfile.TemporaryDirectory(dir=".") as directory:
-        path = Path(directory, "s.db")
-        async with SqliteCheckpoint(path) as store:
-            await store.save(Checkpoint.empty("s"), events=[note("x" * 200)] * EVENTS)
-            with closing(sqlite3.connect(path)) as connection:
+        async with SqliteCheckpoint(Path(directory, "s.db")) as store:
+            events = await store.save(Checkpoint.empty("s"), events=[note("x" * 200)] * EVENTS)
+            with closing(make_raw(Path(directory, "raw.db"), events)) as connection:
                 for number in range(ROUNDS):
                     ours = raw = 0.0
                     for which in (0, 1) if number % 2 else (1, 0):

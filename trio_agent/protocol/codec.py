@@ -292,6 +292,9 @@ _LOOSE: Final[Mapping[type, tuple[str, ...]]] = {
 }
 """Members that can hold a number: msgspec would write NaN and infinities as null."""
 
+_CHECKED: Final = _STRUCTURAL.union(_LOOSE)
+_encode: Final = msgspec.json.Encoder().encode
+
 
 def encode_row(record: EventMsg | Item) -> bytes:
     """Return the row form of *record*; its ``tag`` goes into the column beside it.
@@ -299,16 +302,20 @@ def encode_row(record: EventMsg | Item) -> bytes:
     Raises:
         ProtocolError: If it holds what JSON cannot: NaN, an infinity, half a character.
     """
+    try:
+        return _encode(record) if type(record) not in _CHECKED else _checked(record)
+    except UnicodeEncodeError:
+        raise ProtocolError(f"{type(record).__name__} holds half a character") from None
+
+
+def _checked(record: EventMsg | Item) -> bytes:
     cls = type(record)
     if cls in _STRUCTURAL:
         return dumps(record)
-    for member in _LOOSE.get(cls, ()):
+    for member in _LOOSE[cls]:
         value = getattr(record, member)
         _check(value.data if isinstance(value, Sealed) else value, cls.__name__)
-    try:
-        return msgspec.json.encode(record)
-    except UnicodeEncodeError:
-        raise ProtocolError(f"{cls.__name__} holds half a character") from None
+    return _encode(record)
 
 
 def decode_row(kind: str, body: bytes | str, version: int = CODEC_VERSION) -> EventMsg | Item:

@@ -46,8 +46,8 @@ SELECT_EVENTS: Final = (
 """What `decode_events` reads; step and stream belong to deltas."""
 
 
-class Packed(Struct, omit_defaults=True):
-    """One event of a pack.
+class Packed(Struct, array_like=True):
+    """One event of a pack; a JSON array.
 
     ``skip`` is its number less the one before it, ``later`` its time less the row's.
     """
@@ -59,53 +59,46 @@ class Packed(Struct, omit_defaults=True):
     item: int | None = None
 
 
-_pack: Final = msgspec.json.Decoder(list[Packed])
+_packed: Final = msgspec.json.Decoder(list[Packed])
+_encode: Final = msgspec.json.Encoder().encode
 
 
 def rows_of(numbered: Iterable[tuple[int, Entry]]) -> list[Row]:
     """Return the rows of encoded entries, each with its number, in order."""
     rows: list[Row] = []
-    run: list[tuple[int, Entry]] = []
+    run: list[tuple[int, Entry, bytes]] = []
     submission: str | None = None
-    size = 0
+    room = 0
     for sequence, entry in numbered:
         body = cast("bytes", entry.body)
-        if run and (
-            entry.step_id is not None
-            or entry.submission_id != submission
-            or size + len(body) > PACK_BYTES
-        ):
-            rows.append(_row(run))
-            run, size = [], 0
-        run.append((sequence, entry))
-        size += len(body)
-        submission = entry.submission_id
-        if entry.step_id is not None:
-            rows.append(_row(run))
-            run, size = [], 0
+        room -= len(body)
+        if room < 0 or entry.step_id is not None or entry.submission_id != submission:
+            if run:
+                rows.append(_row(run))
+            run = []
+            submission = entry.submission_id
+            room = PACK_BYTES - len(body) if entry.step_id is None else 0
+        run.append((sequence, entry, body))
     if run:
         rows.append(_row(run))
     return rows
 
 
-def _row(run: Sequence[tuple[int, Entry]]) -> Row:
-    number, entry = run[0]
+def _row(run: Sequence[tuple[int, Entry, bytes]]) -> Row:
+    number, entry, body = run[0]
     at, submission, item = entry.at_ms, entry.submission_id, entry.item
     if len(run) == 1:
-        kind, body = entry.msg.tag, cast("bytes", entry.body)
-        step = entry.step_id
+        kind, step = entry.msg.tag, entry.step_id
         stream = None if entry.stream is None else stream_text(entry.stream)
     else:
-        kind, item, step, stream = PACK, None, None, None
-        number -= 1
+        kind, step, stream = PACK, None, None
+        before = number - 1
         packed: list[Packed] = []
-        for sequence, one in run:
-            body = Raw(cast("bytes", one.body))
-            packed.append(
-                Packed(one.msg.tag, body, sequence - number, one.at_ms - at, one.item)
-            )
-            number = sequence
-        body = msgspec.json.encode(packed)
+        for number, entry, body in run:
+            skip, later = number - before, entry.at_ms - at
+            packed.append(Packed(entry.msg.tag, Raw(body), skip, later, entry.item))
+            before = number
+        body, item = _encode(packed), None
     check = event_sum(kind, body, number, at, submission, item)
     return (number, at, kind, submission, step, stream, CODEC_VERSION, body, check, item)
 
@@ -113,7 +106,7 @@ def _row(run: Sequence[tuple[int, Entry]]) -> Row:
 def stream_text(stream: Stream) -> str:
     """Return the text of a delta row's stream column."""
     parts = (stream.phase, stream.first_ms, stream.last_ms, stream.chunks, stream.size)
-    return msgspec.json.encode((*parts, stream.gap_ms)).decode()
+    return _encode((*parts, stream.gap_ms)).decode()
 
 
 def read_stream(text: str) -> Stream:
@@ -134,7 +127,7 @@ class Members(Struct, frozen=True):
     def after(self, number: int) -> tuple[bytes, int]:
         """Return body and checksum of the row without its events up to *number*."""
         sequence, at, kind, submission, *_ = self.row
-        body = msgspec.json.encode([one for n, one in self.numbered if n > number])
+        body = _encode([one for n, one in self.numbered if n > number])
         return body, event_sum(kind, body, sequence, at, submission, None)
 
 
@@ -150,7 +143,7 @@ def members(row: Row) -> Members:
     if kind != PACK:
         return Members(row, ((sequence, Packed(kind, Raw(body), item=item)),))
     try:
-        packed = _pack.decode(body)
+        packed = _packed.decode(body)
     except (msgspec.MsgspecError, UnicodeError) as exc:
         raise ProtocolError(f"a pack of events: {exc}") from None
     found: list[tuple[int, Packed]] = []

@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from itertools import islice
 from typing import Any, Final, TypeVar, cast
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -168,6 +169,7 @@ def load_row(connection: sqlite3.Connection, session: SessionRow) -> Base:
     return replace(
         _base_of(session),
         checkpoint=checkpoint,
+        stats=msgspec.json.encode(checkpoint.execution_stats),
         queue=queue,
         calls=calls,
         contents=frozenset(digest for (digest,) in found),

@@ -214,11 +214,13 @@ class Ledger:
                 (row, checkpoint.context_epoch, checkpoint.sequence, job.start)
             )
         rows["item"] += [(row, *item) for item in job.items]
-        self._parts(row, QUEUE, job.queue)
-        self._parts(row, CALLS, job.calls)
+        for slot, parts in ((QUEUE, job.queue), (CALLS, job.calls)):
+            if parts.wipe or parts.deleted:
+                self._clear(row, slot, parts)
         for slot, ordinal, body, check in job.parts:
             rows["part"].append((row, slot, ordinal, CODEC_VERSION, body, check))
-        self._label(job)
+        if job.cold is not None:
+            self._label(job, job.cold)
         if job.execution is not None:
             rows["execution"].append(
                 (
@@ -351,31 +353,26 @@ class Ledger:
         claim = found.fetchone()
         return None if claim is None else claim[0]
 
-    def _parts(self, row: int, slot: int, parts: PartsChange[Any]) -> None:
+    def _clear(self, row: int, slot: int, parts: PartsChange[Any]) -> None:
         if parts.wipe:
             self.connection.execute("DELETE FROM part WHERE session=? AND slot=?", (row, slot))
         for ordinal in parts.deleted:
             self._rows["part_gone"].append((row, slot, ordinal))
 
-    def _label(self, job: Save) -> None:
+    def _label(self, job: Save, cold: tuple[Any, ...]) -> None:
         if job.base is None:
             role = job.checkpoint.role
             self.connection.execute(
                 "INSERT INTO label(session, created_at_ms, parent, subagent,"
                 " first_user_message, context, version, body, sum)"
                 " SELECT id, updated_at_ms, ?,?,?,?,?,?,? FROM session WHERE id=?",
-                (
-                    role.parent_session_id,
-                    role.kind == "subagent",
-                    *(job.cold or ()),
-                    job.row,
-                ),
+                (role.parent_session_id, role.kind == "subagent", *cold, job.row),
             )
-        elif job.cold is not None:
+        else:
             self.connection.execute(
                 "UPDATE label SET first_user_message=?, context=?, version=?, body=?, sum=?"
                 " WHERE session=?",
-                (*job.cold, job.row),
+                (*cold, job.row),
             )
 
     def _journal(self, job: Job, row: int) -> None:

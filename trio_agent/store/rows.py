@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final, TypeVar, cast
 
 import attrs
@@ -121,7 +122,7 @@ def read_small(version: int, body: bytes) -> Small:
     return read_part(Small, version, body) if body else Small()
 
 
-_SHARED: Final = tuple(
+_SHARED: Final = frozenset(
     field.name for field in attrs.fields(Head) if field.name not in {"queued", "pending"}
 )
 _APART: Final = frozenset({"session_context", "first_user_message", "execution_stats"})
@@ -135,22 +136,23 @@ _COLD: Final = frozenset(
 _HOT: Final = tuple(
     (field.name, field.default)
     for field in attrs.fields(Head)
-    if field.name in _SHARED and field.name not in _APART | _COLD
+    if field.name in _SHARED - _APART - _COLD
+)
+_hot: Final = attrgetter(*(name for name, _ in _HOT))
+_Hot: Final[Any] = msgspec.defstruct(
+    "_Hot",
+    [
+        (name, Any, msgspec.field(default=None if default is attrs.NOTHING else default))
+        for name, default in (*_HOT, ("queued", 0), ("pending", 0))
+    ],
+    omit_defaults=True,
 )
 
 
 def write_head(checkpoint: Checkpoint) -> bytes:
     """Return the JSON text of what every save rewrites; untouched defaults are left out."""
-    members: dict[str, Any] = {}
-    for name, default in _HOT:
-        value = getattr(checkpoint, name)
-        if value is not default:
-            members[name] = value
-    if checkpoint.queue:
-        members["queued"] = len(checkpoint.queue)
-    if checkpoint.pending_tools:
-        members["pending"] = len(checkpoint.pending_tools)
-    return msgspec.json.encode(members)
+    queued, pending = len(checkpoint.queue), len(checkpoint.pending_tools)
+    return msgspec.json.encode(_Hot(*_hot(checkpoint), queued, pending))
 
 
 def write_cold(checkpoint: Checkpoint) -> bytes:

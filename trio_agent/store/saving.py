@@ -33,6 +33,10 @@ QUEUE: Final = 0
 CALLS: Final = 1
 """The two slots of part rows."""
 
+_MESSAGE: Final = attrgetter("owner", "id")
+_CALL: Final = attrgetter("call_id")
+"""What tells their records apart."""
+
 
 class Parts(Struct, Generic[R], frozen=True):
     """Records stored as rows of their own, each under an ordinal that grows with its place."""
@@ -98,7 +102,7 @@ class Base(Struct, frozen=True, kw_only=True):
     ``sequence``, ``items`` and ``events`` are how far its saves, its rows and its
     journal go: a save is written only if they still do. ``checkpoint``, ``queue`` and
     ``calls`` are None if only the numbers are known; the latter two are what has
-    rows of its own.
+    rows of its own, and ``stats`` are the checkpoint's, encoded.
     """
 
     row: int
@@ -110,6 +114,7 @@ class Base(Struct, frozen=True, kw_only=True):
     events: int
     tokens: int
     checkpoint: Checkpoint | None = None
+    stats: bytes = b""
     queue: Parts[QueuedMessage] | None = None
     calls: Parts[ToolCall] | None = None
     contents: frozenset[str] = frozenset()
@@ -186,6 +191,7 @@ class Save(Job, kw_only=True, eq=False):
             events=self.last_event,
             tokens=self.token_sequence or tokens,
             checkpoint=checkpoint,
+            stats=self.stats,
             queue=self.queue.after,
             calls=self.calls.after,
             contents=known.union(self.contents) if self.contents else known,
@@ -243,7 +249,14 @@ def prepare_save(
             for body in (write_row(item),)
         ]
         head = write_head(checkpoint)
-        stats = msgspec.json.encode(checkpoint.execution_stats)
+        if (
+            base is not None
+            and previous is not None
+            and previous.execution_stats is checkpoint.execution_stats
+        ):
+            stats = base.stats
+        else:
+            stats = msgspec.json.encode(checkpoint.execution_stats)
         cold = None
         if previous is None or cold_members(previous) != cold_members(checkpoint):
             cold = cold_row(checkpoint)
@@ -251,14 +264,14 @@ def prepare_save(
         queue = change(
             None if base is None else base.queue,
             checkpoint.queue if small is None else (),
-            lambda message: (message.owner, message.id),
+            _MESSAGE,
         )
         calls = change(
             None if base is None else base.calls,
             checkpoint.pending_tools if small is None else (),
-            lambda call: call.call_id,
+            _CALL,
         )
-        parts = [*_written(QUEUE, queue), *_written(CALLS, calls)]
+        parts = _written(QUEUE, queue) + _written(CALLS, calls)
         finished = None if execution is None else msgspec.json.encode(execution)
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
         raise ConfigError(f"session {key!r} cannot be stored: {exc}") from exc
@@ -292,6 +305,8 @@ def prepare_save(
 
 
 def _written(slot: int, parts: PartsChange[Any]) -> list[tuple[int, int, bytes, int]]:
+    if not parts.written:
+        return []
     return [
         (slot, ordinal, body, seal(body, slot))
         for ordinal, record in parts.written
