@@ -38,6 +38,7 @@ from trio_agent.state.checkpoint import (
     ActiveExecution,
     AgentRole,
     Checkpoint,
+    ExecutionStats,
     QueuedMessage,
     ToolCall,
 )
@@ -108,6 +109,7 @@ async def check_round_trip(store: CheckpointStore) -> None:
         queue=(QueuedMessage(owner="m", id="q", boundary="queue", text="long " * 1_000),),
         active_execution=ActiveExecution(submission_id="s1", turn_id="t", started_at_ms=1),
         pending_tools=(call,),
+        execution_stats=ExecutionStats(run_count=2, usage=TokenUsage(total_tokens=7)),
         grants=("g",),
         states={"tasks": {"open": ["a"]}},
         instructions_digest="d",
@@ -123,7 +125,8 @@ async def check_round_trip(store: CheckpointStore) -> None:
             QueuedMessage(owner="m", id=f"{size}", boundary="queue", text="x" * size)
             for size in sizes
         )
-        last = following(last, queue=queue)
+        stats = ExecutionStats(run_count=len(sizes))
+        last = following(last, queue=queue, execution_stats=stats)
         await store.save(last)
         assert await store.load("s") == last, "a queue of any size is kept, in order"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,11 @@ import trio
 import trio.testing
 
 from trio_agent.errors import CheckpointError, CorruptStoreError, StaleSessionError
+from trio_agent.protocol.events import AgentMessageDelta, ModelStepCompleted, Notice
 from trio_agent.protocol.items import UserItem
 from trio_agent.state.checkpoint import Checkpoint
 from trio_agent.store import SqliteCheckpoint
-from trio_agent.testing.store_parts import begin, following, note
+from trio_agent.testing.store_parts import begin, draft, following, journal_of, note
 
 T = TypeVar("T")
 
@@ -54,6 +56,12 @@ def second(number: int) -> Checkpoint:
     return Checkpoint(session_id=f"s{number}", sequence=1)
 
 
+async def stored(store: SqliteCheckpoint, number: int) -> Checkpoint:
+    found = await store.load(f"s{number}")
+    assert found is not None
+    return found
+
+
 async def test_what_waits_goes_in_one_transaction(tmp_path: Path) -> None:
     store, gate = await opened(tmp_path, 20)
     async with trio.open_nursery() as nursery:
@@ -64,6 +72,22 @@ async def test_what_waits_goes_in_one_transaction(tmp_path: Path) -> None:
     assert gate.commits == [1, 19]
     for number in range(20):
         assert await store.load(f"s{number}") == second(number)
+    await store.aclose()
+
+
+async def test_what_goes_together_is_one_transaction_for_sqlite_too(tmp_path: Path) -> None:
+    """Mutant: two sessions were given one number, so that each was written alone."""
+    store, gate = await opened(tmp_path, 20)
+    statements: list[str] = []
+    store._writer().connection.set_trace_callback(statements.append)
+    async with trio.open_nursery() as nursery:
+        for number in range(20):
+            nursery.start_soon(store.save, second(number))
+        await trio.testing.wait_all_tasks_blocked()
+        gate.open.set()
+    assert statements.count("COMMIT") == 2
+    listed = [one.session_id for one in (await store.list_sessions()).sessions]
+    assert sorted(listed) == sorted(f"s{number}" for number in range(20))
     await store.aclose()
 
 
@@ -103,6 +127,60 @@ async def test_a_stale_save_fails_alone(tmp_path: Path) -> None:
         gate.open.set()
     assert lost == [2]
     assert (await store.events_after("s2", 0, 9)).events == ()
+    await store.aclose()
+
+
+async def test_a_save_of_a_lost_lease_fails_alone(tmp_path: Path) -> None:
+    store, gate = await opened(tmp_path, 4)
+    leases = [await store.claim(f"s{number}", "me") for number in range(4)]
+    await store.claim("s2", "another", takeover=True)
+    lost: list[int] = []
+
+    async def save(number: int) -> None:
+        try:
+            await store.save(second(number), lease=leases[number])
+        except StaleSessionError:
+            lost.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(4):
+            nursery.start_soon(save, number)
+        await trio.testing.wait_all_tasks_blocked()
+        gate.open.set()
+    assert lost == [2]
+    assert [(await stored(store, number)).sequence for number in range(4)] == [1, 1, 0, 1]
+    await store.aclose()
+
+
+async def test_deltas_that_wait_before_the_end_of_their_step_go_with_it(
+    tmp_path: Path,
+) -> None:
+    """Mutant: saves went before appends, and the journal told the end first."""
+    store, gate = await opened(tmp_path, 3)
+    delta = draft(
+        AgentMessageDelta(turn_id="t", step_id="step", text="x", phase="final_answer")
+    )
+    end = draft(
+        ModelStepCompleted(
+            turn_id="t",
+            step_id="step",
+            step_index=0,
+            outcome="completed",
+            started_at_ms=1,
+            completed_at_ms=2,
+        )
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.save, second(0))
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(store.append_events, "s1", [delta, note("x")])
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(functools.partial(store.save, second(1), events=[end]))
+        nursery.start_soon(store.save, second(2))
+        await trio.testing.wait_all_tasks_blocked()
+        gate.open.set()
+    told = [event.msg.tag for event in await journal_of(store, "s1")]
+    assert told == [Notice.tag, end.msg.tag]
     await store.aclose()
 
 

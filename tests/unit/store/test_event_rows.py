@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +36,7 @@ def saves() -> list[list[Draft]]:
     count = [draft(TokenCount(total=TokenUsage(total_tokens=n))) for n in range(3)]
     delta = AgentMessageDelta(turn_id="t", step_id="open", text="x", phase="final_answer")
     return [
-        [note("1"), note("2"), note("3")],
+        [note("1"), attrs.evolve(note("2"), recorded_at_ms=9), note("3")],
         [note("4"), count[0], note("6")],
         [draft(delta), note("8"), note("9"), draft(UserMessage(turn_id="t", text=LONG))],
         [],
@@ -96,6 +97,17 @@ async def test_what_one_save_adds_is_one_row(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         rows = connection.execute("SELECT sequence, kind FROM event ORDER BY sequence")
         assert rows.fetchall() == [(3, PACK), (6, PACK)]
+
+
+async def test_a_pack_fits_in_a_page(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    async with SqliteCheckpoint(path) as store:
+        await begin(store)
+        await store.append_events("s", [note("x" * (PACK_BYTES // 4))] * 9)
+        await store.append_events("s", [note("x" * PACK_BYTES * 2), note("y")])
+    with closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute("SELECT sequence FROM event ORDER BY sequence")
+        assert [sequence for (sequence,) in rows] == [3, 6, 9, 10, 11]
 
 
 entries = st.lists(
