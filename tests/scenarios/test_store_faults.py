@@ -187,6 +187,7 @@ LATER_DAMAGES = {
         "UPDATE event SET item=item-1 WHERE session=:s AND sequence=12"
     ),
     "no item that an event quotes": "UPDATE event SET item=99 WHERE session=:s AND item>1",
+    "an event's kind": "UPDATE event SET kind=x'00' WHERE sequence=4 AND session=:s",
     "a pack of events": "UPDATE event SET body=:bad WHERE kind='pack' AND session=:s",
     "a pack's number": "UPDATE event SET sequence=99 WHERE kind='pack' AND session=:s",
     "a pack called an event": "UPDATE event SET kind='notice' WHERE kind='pack' AND session=:s",

@@ -167,7 +167,7 @@ def prune(connection: sqlite3.Connection, key: str, keep: int) -> int:
     through = gone = 0
     straddling: Members | None = None
     rows = connection.execute(SELECT_EVENTS + " ORDER BY sequence DESC", (session.id,))
-    for row in rows.fetchall():
+    for row in rows:
         found = row_of(session, row)
         numbers = found.told(session.token_sequence)[::-1]
         doomed = numbers[keep:]

@@ -138,6 +138,8 @@ def members(row: Row) -> Members:
         ProtocolError: If it is damaged.
     """
     sequence, at, kind, submission, _, body, check, item, *_ = row
+    if not isinstance(kind, str) or not isinstance(body, bytes):
+        raise ProtocolError("its kind is no text, or its body is one")
     if event_sum(kind, body, sequence, at, submission, item) != check:
         raise ProtocolError("its checksum does not match")
     if kind != PACK:
