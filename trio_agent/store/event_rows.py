@@ -70,7 +70,7 @@ def rows_of(numbered: Iterable[tuple[int, Entry]]) -> list[Row]:
     submission: str | None = None
     room = 0
     for sequence, entry in numbered:
-        body = cast("bytes", entry.body)
+        body = entry.body or b""
         room -= len(body)
         if room < 0 or entry.step_id is not None or entry.submission_id != submission:
             if run:
