@@ -42,6 +42,7 @@ from trio_agent.middleware import (
 )
 from trio_agent.protocol.events import (
     Error,
+    Event,
     ModelStepCompleted,
     QueueChanged,
     SubmissionAccepted,
@@ -453,6 +454,35 @@ async def test_run_follows_its_message_through_an_edit(
     assert (await executions(store))[-1].submission_id == "e1"
 
 
+async def test_run_tells_why_an_edited_message_failed_however_late_it_reads(
+    store: MemoryCheckpoint, autojump_clock: MockClock
+) -> None:
+    bug = ValueError("a bug")
+    release, over = trio.Event(), trio.Event()
+    model = Strict([wait(release), text("one")], bug)
+    results: list[TurnResult] = []
+
+    async def late(_: Event) -> None:
+        await over.wait()
+
+    async with create_agent(configure(model, store)) as agent:
+        await agent.submit(UserInput(text="go"))
+        async with trio.open_nursery() as nursery:
+
+            async def run() -> None:
+                results.append(await agent.run("first words", on_event=late))
+
+            nursery.start_soon(run)
+            await until(agent, QueueChanged)
+            (entry,) = agent.snapshot().queued
+            await agent.submit(EditQueued(entry.submission_id, "other words"))
+            release.set()
+            await agent.wait_idle()
+            over.set()
+    assert results[0].error is not None
+    assert results[0].error.__cause__ is bug
+
+
 async def test_run_says_so_when_its_message_is_taken_back(
     store: MemoryCheckpoint, autojump_clock: MockClock
 ) -> None:
@@ -473,6 +503,7 @@ async def test_run_says_so_when_its_message_is_taken_back(
         release.set()
         await agent.wait_idle()
     assert len(await executions(store)) == 1
+    assert await messages(store, SubmissionRejected) == []  # nobody takes it back twice
 
 
 async def test_a_run_that_is_cancelled_while_it_waits_takes_its_message_back(

@@ -179,7 +179,7 @@ class Agent:
             or self._opening.config.on_approval is not None
             or self.events.started
         )
-        with Watch(self._opening, self._intake, self.sender, submission.id, attended) as watch:
+        with Watch(self._opening, self.sender, submission.id, attended) as watch:
             receipt = await self.sender.send(Envelope(submission))
             return await watch.run(self.subscribe(after=receipt.sequence - 1), on_event)
 

@@ -62,8 +62,6 @@ class Intake:
     def __init__(self, opening: Opening, runner: Runner) -> None:
         self.opening = opening
         self.runner = runner
-        self.renamed = dict[str, str]()
-        self.withdrawn = set[str]()
 
     async def run(self) -> None:
         """Take in ops until every sender is closed, then end the session."""
@@ -151,12 +149,13 @@ class Intake:
                     self.runner.begin_directly(acceptance.turn)
                 self.runner.wake()
             case EditQueued():
-                if op.submission_id in self.opening.watched:
-                    self.renamed[op.submission_id] = submission.id
+                if (followed := self.opening.followed.pop(op.submission_id, None)) is not None:
+                    followed.submission_id = submission.id
+                    self.opening.followed[submission.id] = followed
                 self.runner.unsettle(op.submission_id)
             case CancelQueued():
-                if op.submission_id in self.opening.watched:
-                    self.withdrawn.add(op.submission_id)
+                if (followed := self.opening.followed.get(op.submission_id)) is not None:
+                    followed.withdrawn = True
                 self.runner.unsettle(op.submission_id)
             case Interrupt():
                 self.runner.interrupt(op.turn_id, submission.id, INTERRUPTED)

@@ -33,6 +33,18 @@ logger = logging.getLogger("trio_agent.agent")
 Ts = TypeVarTuple("Ts")
 
 
+class Followed:
+    """A message whose end somebody in this process waits for, and what became of it.
+
+    ``submission_id`` is its newest: an edit gives it another one.
+    """
+
+    def __init__(self, submission_id: str) -> None:
+        self.submission_id = submission_id
+        self.withdrawn = False
+        self.failure: Exception | None = None
+
+
 class Opening:
     """The parts of one opening, made by the start-up and used until the end."""
 
@@ -63,8 +75,8 @@ class Opening:
         self.definitions = definitions
         self.meter = TokenMeter()
         self._tool_states = dict[str, dict[str, Json]]()
-        self.watched = set[str]()
-        """Submissions that somebody in this process waits for: `Agent.run`."""
+        self.followed = dict[str, Followed]()
+        """By their ids; each is gone when nobody waits any longer."""
         self.asides: trio.Nursery | None = None
         """Where commands and watches run; None before and after the session does."""
 

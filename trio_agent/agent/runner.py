@@ -32,7 +32,6 @@ class Runner:
         self.opening = opening
         self.turn: Turn | None = None
         self.over = False
-        self.failures = dict[str, Exception]()
         self._preparing: tuple[str, trio.CancelScope] | None = None
         self._waiting = False
         self._ended = False
@@ -184,8 +183,8 @@ class Runner:
 
     def _remember(self, turn: Turn, failure: Exception | None) -> None:
         """Keep why a turn failed for whoever waits for it here; the journal has the text."""
-        if failure is not None and turn.submission_id in self.opening.watched:
-            self.failures[turn.turn_id] = failure
+        if (followed := self.opening.followed.get(turn.submission_id)) is not None:
+            followed.failure = failure
 
     def _refused(
         self, rejection: str | None, failure: Exception | None, cause: str

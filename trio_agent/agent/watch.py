@@ -9,8 +9,7 @@ from typing import Self
 import attrs
 
 from trio_agent.agent.inbox import AgentSender
-from trio_agent.agent.intake import Intake
-from trio_agent.agent.opening import Opening
+from trio_agent.agent.opening import Followed, Opening
 from trio_agent.agent.readers import Reader
 from trio_agent.errors import AgentError, BusyError, ConfigError, StoppedError, TurnError
 from trio_agent.protocol.events import (
@@ -67,15 +66,13 @@ class Watch:
     def __init__(
         self,
         opening: Opening,
-        intake: Intake,
         sender: AgentSender,
         submission_id: str,
         attended: bool,
     ) -> None:
         self.opening = opening
-        self.intake = intake
         self.sender = sender
-        self.submission_id = submission_id
+        self.message = Followed(submission_id)
         self.attended = attended
         self.turn_id: str | None = None
         self.result: TurnResult | None = None
@@ -85,13 +82,13 @@ class Watch:
 
     def __enter__(self) -> Self:
         """Have what happens to the message remembered from now on."""
-        self.opening.watched.add(self.submission_id)
+        self.opening.followed[self.message.submission_id] = self.message
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop that; take a message back, or interrupt its turn, if its end was not seen."""
-        self.opening.watched.discard(self.submission_id)
-        if self.result is None and self._accepted:
+        del self.opening.followed[self.message.submission_id]
+        if self.result is None and self._accepted and not self.message.withdrawn:
             self._give_up()
 
     async def run(self, events: Reader, on_event: OnEvent | None) -> TurnResult:
@@ -107,13 +104,13 @@ class Watch:
                 return self.result
             if isinstance(event.msg, ExecApprovalRequest):
                 self._check_attended(event.msg)
-            if isinstance(event.msg, QueueChanged) and self.turn_id is None:
-                self._follow()
+            if isinstance(event.msg, QueueChanged) and self.message.withdrawn:
+                raise TurnError("the message was taken back before its turn")
         raise StoppedError("the session ended before the turn")
 
     def _take(self, event: Event) -> None:
         msg = event.msg
-        if isinstance(msg, TurnStarted) and event.submission_id == self.submission_id:
+        if isinstance(msg, TurnStarted) and event.submission_id == self.message.submission_id:
             self.turn_id = msg.turn_id
         if self.turn_id is None:
             return
@@ -142,9 +139,9 @@ class Watch:
             msg.outcome, "interrupted" if msg.outcome == "aborted" else "error"
         )
         result = attrs.evolve(result, reason=msg.reason)
-        failure = self.intake.runner.failures.pop(msg.turn_id, None)
         if msg.outcome != "failed":
             return result
+        failure = self.message.failure
         if isinstance(failure, AgentError):
             error = failure
         else:
@@ -154,17 +151,6 @@ class Watch:
         return attrs.evolve(
             result, error=error, finish_reason="step_limit" if limit else "error"
         )
-
-    def _follow(self) -> None:
-        """Take the new id of a message that was edited; say so if it was taken back."""
-        intake = self.intake
-        while self.submission_id in intake.renamed:
-            self.opening.watched.discard(self.submission_id)
-            self.submission_id = intake.renamed.pop(self.submission_id)
-            self.opening.watched.add(self.submission_id)
-        if self.submission_id in intake.withdrawn:
-            intake.withdrawn.discard(self.submission_id)
-            raise TurnError("the message was taken back before its turn")
 
     def _check_attended(self, msg: ExecApprovalRequest) -> None:
         if msg.turn_id == self.turn_id and not self.attended:
@@ -176,7 +162,7 @@ class Watch:
     def _give_up(self) -> None:
         """Take the message back, or interrupt its turn. Not a checkpoint."""
         op: Op = (
-            CancelQueued(self.submission_id)
+            CancelQueued(self.message.submission_id)
             if self.turn_id is None
             else Interrupt(self.turn_id)
         )
