@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.scenarios.hooked import Hooked
 from tests.scenarios.story import (
     Strict,
     World,
@@ -30,11 +31,12 @@ from trio_agent import (
     create_agent,
     tool,
 )
-from trio_agent.middleware.contexts import PreModelContext, StopContext
+from trio_agent.middleware.contexts import PostToolContext, PreModelContext, StopContext
 from trio_agent.protocol import texts
 from trio_agent.protocol.events import (
     Event,
     ModelStepStarted,
+    Notice,
     ToolCallBegin,
     TurnAborted,
     TurnComplete,
@@ -172,6 +174,31 @@ async def test_what_ended_while_the_interrupt_was_written_keeps_its_result(
         await agent.wait_idle()
     assert world.left == ["quick"]
     assert await outcomes(store) == {"quick": "finished", "slow": "unknown"}
+
+
+async def test_what_a_hook_did_about_a_call_is_kept_with_it_when_the_turn_is_closed(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    def act(ctx: PostToolContext) -> None:
+        ctx.state = {"seen": ctx.call.name}
+        ctx.notice("a note")
+        ctx.add_hidden("a hidden word")
+        ctx.replace_output("seen by a hook")
+
+    store, world, hooked = SlowDisk(), World(), Hooked(post_tool_use=act)
+    tools = (world.tool("quick", seconds=1.5), world.tool("slow", seconds=99))
+    model = Strict([call("quick"), call("slow")], "fine")
+    async with create_agent(configure(model, store, tools=tools, middleware=[hooked])) as agent:
+        await agent.submit(UserInput(text="go"))
+        begin = await until(agent, ToolCallBegin)
+        await trio.sleep(1)
+        await agent.submit(Interrupt(begin.turn_id))
+        await agent.wait_idle()
+    checkpoint = await stored(store)
+    assert checkpoint.states[hooked.name] == {"seen": "quick"}
+    assert [notice.text for notice in await messages(store, Notice)] == ["a note"]
+    assert "a hidden word" in [getattr(item, "text", "") for item in checkpoint.context]
+    assert "seen by a hook" in outputs(list(checkpoint.context))
 
 
 async def test_a_tool_that_catches_everything_is_stopped_all_the_same(
