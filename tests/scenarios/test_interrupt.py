@@ -23,6 +23,7 @@ from tests.scenarios.story import (
     until,
 )
 from trio_agent import (
+    Abort,
     Interrupt,
     Middleware,
     SqliteCheckpoint,
@@ -35,6 +36,7 @@ from trio_agent.middleware.contexts import PostToolContext, PreModelContext, Sto
 from trio_agent.protocol import texts
 from trio_agent.protocol.events import (
     Event,
+    ExecApprovalRequest,
     ModelStepStarted,
     Notice,
     ToolCallBegin,
@@ -43,6 +45,7 @@ from trio_agent.protocol.events import (
     TurnStarted,
     Warning,  # noqa: A004  # the wire's word
 )
+from trio_agent.protocol.ops import Decision
 from trio_agent.state.checkpoint import Effect
 from trio_agent.state.recovery import Recovery
 from trio_agent.store.memory import MemoryCheckpoint
@@ -238,6 +241,36 @@ async def test_what_swallows_its_cancellation_is_named(
         await agent.submit(UserInput(text="go"))
         begin = await until(agent, ToolCallBegin)
         await agent.submit(Interrupt(begin.turn_id))
+        warning = await until(agent, Warning)
+        assert warning.code == "uncancellable"
+        assert "deaf" in warning.message
+        await until(agent, TurnAborted)
+        await check_goes_on(store, agent)
+
+
+async def test_what_does_not_stop_is_named_also_after_an_abort_in_process(
+    store: MemoryCheckpoint, autojump_clock: trio.testing.MockClock
+) -> None:
+    @tool
+    async def deaf() -> str:
+        """Shield itself."""
+        with trio.CancelScope(shield=True):
+            await trio.sleep(60)
+        return "done"
+
+    @tool(needs_approval=True)
+    async def asking() -> str:
+        """Never run."""
+        raise AssertionError("it was not approved")
+
+    async def refuse(_: ExecApprovalRequest) -> Decision:
+        await trio.sleep(1)
+        return Abort()
+
+    model = Strict([call("deaf"), call("asking")], "fine")
+    config = configure(model, store, tools=(deaf, asking), on_approval=refuse)
+    async with create_agent(config) as agent:
+        await agent.submit(UserInput(text="go"))
         warning = await until(agent, Warning)
         assert warning.code == "uncancellable"
         assert "deaf" in warning.message

@@ -15,7 +15,6 @@ from trio_agent.agent.turn import Turn
 from trio_agent.middleware.contexts import Effects
 from trio_agent.protocol.events import (
     TurnOutcome,
-    Warning,  # noqa: A004  # the wire's word
 )
 from trio_agent.protocol.items import UserItem
 from trio_agent.state.changes import TurnBegan, TurnEnded
@@ -53,11 +52,9 @@ class Runner:
         self.wake()
 
     def interrupt(self, turn_id: str, cause: str | None, reason: str) -> None:
-        """Abort the turn of that id, if it still runs, and watch that it stops."""
-        turn = self.turn
-        if turn is not None and turn.turn_id == turn_id and not turn.interrupted:
-            turn.interrupt(reason, cause=cause)
-            self.opening.start_aside(self._watch, turn, name=f"watch {turn_id}")
+        """Abort the turn of that id, if it still runs."""
+        if self.turn is not None and self.turn.turn_id == turn_id:
+            self.turn.interrupt(reason, cause=cause)
 
     def unsettle(self, submission_id: str) -> None:
         """Say that a queued message was edited or taken back: hooks may be at work on it."""
@@ -197,16 +194,6 @@ class Runner:
             reason=rejection or ("" if failure is None else describe(failure)),
         )
         return [end] if failure is None else [told(error_event(failure), cause), end]
-
-    async def _watch(self, turn: Turn) -> None:
-        """Name, by an event, what does not let an interrupted turn end."""
-        with trio.move_on_after(self.opening.config.shutdown_grace):
-            await turn.ended.wait()
-        if not turn.ended.is_set() and self.opening.session.broken is None:
-            stuck = f"the interrupted turn has not ended: {turn.stuck_in()} does not stop"
-            self.opening.session.append(
-                Warning(code="uncancellable", message=stuck), turn.submission_id
-            )
 
 
 def began_by(

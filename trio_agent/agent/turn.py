@@ -70,20 +70,14 @@ class Turn:
     # --- from other tasks
 
     def interrupt(self, reason: str, *, cause: str | None = None) -> None:
-        """Abort this turn and only this turn. The first reason given is recorded."""
+        """Abort this turn and only this turn, and watch that it stops.
+
+        The first reason given is recorded. Not a checkpoint.
+        """
         if self._interrupted is None:
             self._interrupted = Ending("aborted", "interrupted", reason, cause)
+            self.opening.start_aside(self._watch_end, name=f"watch {self.turn_id}")
         self.scope.cancel(reason=reason)
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether somebody has asked for the end of this turn."""
-        return self._interrupted is not None
-
-    def stuck_in(self) -> str:
-        """Return what this turn waits for, for people."""
-        running = [] if self._batch is None else self._batch.running_tools()
-        return f"tool {', '.join(running)}" if running else self.activity
 
     def wake(self) -> None:
         """Say that a decision about one of its calls was committed."""
@@ -198,6 +192,17 @@ class Turn:
                     await self._complete(active)
                 case Phase.IDLE:
                     raise InternalError("a turn is active in an idle session")
+
+    async def _watch_end(self) -> None:
+        """Name, by an event, what does not let an interrupted turn end."""
+        with trio.move_on_after(self.opening.config.shutdown_grace):
+            await self.ended.wait()
+        if not self.ended.is_set() and self.opening.session.broken is None:
+            running = [] if self._batch is None else self._batch.running_tools()
+            what = f"tool {', '.join(running)}" if running else self.activity
+            stuck = f"the interrupted turn has not ended: {what} does not stop"
+            warning = Warning(code="uncancellable", message=stuck)
+            self.opening.session.append(warning, self.submission_id)
 
     # --- the model request
 
