@@ -243,6 +243,11 @@ class Session(RuleBasedStateMachine):
             delivery=first.boundary,
         )
         self.do(began)
+        if refused:  # in the same save
+            self.do(
+                ch.TurnEnded(outcome="aborted", finish_reason="hook", finished_at_ms=now_ms)
+            )
+            self.commit_ending()
 
     @precondition(
         lambda self: (

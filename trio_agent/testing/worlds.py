@@ -165,14 +165,17 @@ class RandomModel:
 
 @attrs.define(eq=False)
 class Frontend:
-    """Everything that frontends asked for, and what they were promised and heard."""
+    """Everything that frontends asked for, and what they were promised and heard.
+
+    ``withdrawals`` are the ops that take a message back or replace it, with that message.
+    """
 
     accepted: set[str] = attrs.field(factory=set[str])
     rejected: set[str] = attrs.field(factory=set[str])
     unsure: dict[str, tuple[Op, str | None]] = attrs.field(
         factory=dict[str, "tuple[Op, str | None]"]
     )
-    withdrawn: set[str] = attrs.field(factory=set[str])
+    withdrawals: dict[str, str] = attrs.field(factory=dict[str, str])
     heard: list[Event] = attrs.field(factory=list[Event])
     count: int = 0
 
@@ -193,15 +196,13 @@ class Frontend:
         if name not in self.accepted:
             self.unsure[name] = op, expect
         if isinstance(op, EditQueued | CancelQueued):
-            self.withdrawn.add(op.submission_id)
+            self.withdrawals[name] = op.submission_id
         try:
             receipt = await agent.submit(op, id=name, expect=expect)
         except SubmissionRejectedError:
             assert name not in self.accepted, "accepted before, refused now"
             self.unsure.pop(name, None)
             self.rejected.add(name)
-            if isinstance(op, EditQueued | CancelQueued):
-                self.withdrawn.discard(op.submission_id)
             return
         if name in self.accepted:
             assert receipt.status == "duplicate", "accepted twice"
@@ -253,7 +254,9 @@ async def check_story(
     check.settle(
         checkpoint,
         list(reversed(page.executions)),
-        withdrawn=_vanished(checkpoint.queue, check, frontend),
+        withdrawn={
+            message for name, message in frontend.withdrawals.items() if name in check.accepted
+        },
     )
     for turn in check.turns.values():
         assert max_model_steps is None or turn.completed <= max_model_steps
@@ -272,15 +275,6 @@ async def check_story(
     for ending in set(check.outcomes.values()):
         event(f"a turn {ending}")
     return check
-
-
-def _vanished(queue: Sequence[Any], check: JournalCheck, frontend: Frontend) -> set[str]:
-    """Return the messages that were really taken back: an op that was never accepted
-    takes nothing back.
-    """
-    still = {one.id for one in queue} | set(check.delivered)
-    still |= {turn.submission_id or "" for turn in check.turns.values()}
-    return frontend.withdrawn - still
 
 
 def _check_promises(journal: Sequence[Event], frontend: Frontend) -> None:
