@@ -95,4 +95,7 @@ def is_ours_alone(exc: BaseException) -> bool:
 
 def _code(exc: sqlite3.Error) -> int:
     """Return the primary result code, 0 if the error is the driver's own."""
-    return getattr(exc, "sqlite_errorcode", 0) & 0xFF
+    code: int = getattr(exc, "sqlite_errorcode", 0)
+    if code == sqlite3.SQLITE_IOERR_SHMSIZE:  # there was no space for the log's index
+        return sqlite3.SQLITE_FULL
+    return code & 0xFF

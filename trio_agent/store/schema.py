@@ -269,7 +269,8 @@ def _version_now(connection: sqlite3.Connection, path: Path, newest: int) -> int
     try:
         return _version(connection, path, newest)
     finally:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # a disk without space has ended it
+            connection.execute("ROLLBACK")
 
 
 def _version(connection: sqlite3.Connection, path: Path, newest: int) -> int:
