@@ -139,8 +139,11 @@ class CheckpointStore(Protocol):
         ...
 
     async def release(self, lease: Lease) -> None:
-        """Give a lease back, so that the next opener need not ask who lives. Never fails
-        because the lease is gone already.
+        """Give a lease back, so that the next opener need not ask who lives.
+
+        Never fails because the lease is gone already. In this process the session is free
+        from the call on, also if it is cancelled or fails; others may have to wait until the
+        store can tell them, or to take the session over.
         """
         ...
 

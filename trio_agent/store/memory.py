@@ -113,10 +113,10 @@ class MemoryCheckpoint:
 
     async def release(self, lease: Lease) -> None:
         """See `CheckpointStore.release`."""
-        await trio.lowlevel.checkpoint()
         claim = self._claims.get(lease.session_id)
         if claim is not None and claim.lease.incarnation == lease.incarnation:
             claim.held = False
+        await trio.lowlevel.checkpoint()
 
     async def guard(self, lease: Lease) -> None:
         """See `CheckpointStore.guard`."""

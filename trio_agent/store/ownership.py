@@ -10,6 +10,8 @@ Rules:
 3.  Of any other owner only its renewal counter is known. A challenger watches it, on its
     own monotonic clock, for `LEASE_SECONDS`; if it stands still, the owner is dead.
     No wall clock decides anything.
+4.  What this process itself holds, it knows: `held_here`. A session that was left
+    while the file could not be written is free for whoever opens it here again.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from __future__ import annotations
 import os
 import socket
 import sqlite3
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
@@ -34,6 +37,12 @@ CHECK_SECONDS: Final = 1.0
 
 LEASE_SECONDS: Final = 15.0
 """How long a counter may stand still before its owner counts as dead."""
+
+Claim: TypeAlias = tuple[int, int, int]
+"""Device and number of the file, and an incarnation in it."""
+
+held_here: Final[set[Claim]] = set()
+"""The claims of this process that somebody still uses."""
 
 
 class Process(Struct, frozen=True):
@@ -88,6 +97,13 @@ class Holder(Struct, frozen=True):
     process: Process
     renewals: int
 
+    def lives(self, connection: sqlite3.Connection) -> bool | None:
+        """Whether whoever holds it still does; None if nobody can be asked."""
+        lives = self.process.lives()
+        if lives and self.process.pid == os.getpid():
+            return claim_of(connection, self.incarnation) in held_here
+        return lives
+
     def refusal(self) -> SessionOwnedError:
         """Return the error for somebody who wants the session, too."""
         since = datetime.fromtimestamp(self.since_ms / 1000, UTC)
@@ -109,6 +125,17 @@ def holder(connection: sqlite3.Connection, key: str) -> Holder | None:
         return None
     session_id, incarnation, owner, name, since, *process, renewals = found
     return Holder(session_id, incarnation, owner, name, since, Process(*process), renewals)
+
+
+def claim_of(connection: sqlite3.Connection, incarnation: int) -> Claim:
+    """Return what tells a claim of this file from those of all others.
+
+    Raises:
+        OSError: If the file is gone.
+    """
+    (_, _, path) = connection.execute("PRAGMA database_list").fetchone()
+    file = Path(path).stat()
+    return file.st_dev, file.st_ino, incarnation
 
 
 def enrol(connection: sqlite3.Connection, process: Process, now_ms: int) -> int:
@@ -138,29 +165,11 @@ def dismiss(connection: sqlite3.Connection, owner: int) -> None:
     connection.execute("DELETE FROM owner WHERE id=?", (owner,))
 
 
-def take(connection: sqlite3.Connection, key: str, owner: int, name: str, now_ms: int) -> Lease:
-    """Make *owner* the holder of a session, whoever held it before."""
-    (incarnation,) = connection.execute(
-        "UPDATE counter SET value=value+1 WHERE name='incarnation' RETURNING value"
-    ).fetchone()
+def give_back(connection: sqlite3.Connection, key: str, incarnation: int) -> None:
+    """Make a session free, if *incarnation* is still the one that holds it."""
     connection.execute(
-        "INSERT OR REPLACE INTO claim VALUES(?,?,?,?,?)",
-        (key, incarnation, owner, name, now_ms),
+        "UPDATE claim SET owner=NULL WHERE key=? AND incarnation=?", (key, incarnation)
     )
-    return Lease(session_id=key, incarnation=incarnation, owner=name)
-
-
-def give_back(connection: sqlite3.Connection, lease: Lease) -> None:
-    """Make a session free, if *lease* is still the one that holds it."""
-    connection.execute(
-        "UPDATE claim SET owner=NULL WHERE key=? AND incarnation=?",
-        (lease.session_id, lease.incarnation),
-    )
-
-
-def renew(connection: sqlite3.Connection, owner: int) -> None:
-    """Raise the counter that challengers on other machines watch."""
-    connection.execute("UPDATE owner SET renewals=renewals+1 WHERE id=?", (owner,))
 
 
 def held(connection: sqlite3.Connection, owner: int) -> dict[str, int]:
@@ -176,5 +185,91 @@ def require_free(connection: sqlite3.Connection, key: str) -> None:
         SessionOwnedError: It names the owner.
     """
     found = holder(connection, key)
-    if found is not None and found.process.lives() is not False:
+    if found is not None and found.lives(connection) is not False:
         raise found.refusal()
+
+
+class Claims:
+    """The claims of one store.
+
+    What a method says is true at once for this process, and for others once it is
+    committed. All but `drop` are called in the store's writing thread.
+
+    Args:
+        now_ms: The wall clock, for the times that a refusal tells.
+    """
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self.owner: int | None = None
+        self._now_ms = now_ms
+        self._mine: dict[tuple[str, int], Claim] = {}
+        self._newest: tuple[str, int] | None = None
+
+    def take(
+        self,
+        connection: sqlite3.Connection,
+        session_id: str,
+        name: str,
+        takeover: bool,
+        dead: Holder | None,
+    ) -> Lease | Holder:
+        """Take a session, or return the holder of whom nobody knows whether it lives.
+
+        Raises:
+            SessionOwnedError: If it lives.
+        """
+        self._newest = None
+        found = holder(connection, session_id)
+        if found is not None and not takeover and found != dead:
+            lives = found.lives(connection)
+            if lives:
+                raise found.refusal()
+            if lives is None:
+                return found
+        now = self._now_ms()
+        if self.owner is None or not enrolled(connection, self.owner):
+            self.owner = enrol(connection, Process.this(), now)
+        (incarnation,) = connection.execute(
+            "UPDATE counter SET value=value+1 WHERE name='incarnation' RETURNING value"
+        ).fetchone()
+        connection.execute(
+            "INSERT OR REPLACE INTO claim VALUES(?,?,?,?,?)",
+            (session_id, incarnation, self.owner, name, now),
+        )
+        claim = claim_of(connection, incarnation)
+        self._newest = session_id, incarnation
+        self._mine[self._newest] = claim
+        held_here.add(claim)
+        return Lease(session_id=session_id, incarnation=incarnation, owner=name)
+
+    def undo(self) -> None:
+        """Forget what the last `take` took: its transaction failed."""
+        if self._newest is not None:
+            self.drop(*self._newest)
+
+    def drop(self, session_id: str, incarnation: int) -> None:
+        """Hold a session no longer, whatever becomes of the file."""
+        claim = self._mine.pop((session_id, incarnation), None)
+        if claim is not None:
+            held_here.discard(claim)
+
+    def drop_all(self) -> None:
+        """Hold nothing any longer."""
+        held_here.difference_update(self._mine.values())
+        self._mine.clear()
+
+    def renew(self, connection: sqlite3.Connection) -> None:
+        """Raise the counter that challengers on other machines watch.
+
+        Give back what could not be given back before.
+        """
+        assert self.owner is not None
+        connection.execute("UPDATE owner SET renewals=renewals+1 WHERE id=?", (self.owner,))
+        for session_id, incarnation in held(connection, self.owner).items():
+            if (session_id, incarnation) not in self._mine:
+                give_back(connection, session_id, incarnation)
+
+    def dismiss(self, connection: sqlite3.Connection) -> None:
+        """Give everything back, and leave the owners."""
+        assert self.owner is not None
+        dismiss(connection, self.owner)

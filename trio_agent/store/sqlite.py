@@ -54,7 +54,7 @@ from trio_agent.store.faults import BUSY_SECONDS, is_busy, told
 from trio_agent.store.guarding import Guards
 from trio_agent.store.ledger import Ledger, RebaseNeededError
 from trio_agent.store.log_size import LogWatch
-from trio_agent.store.ownership import Holder, Process
+from trio_agent.store.ownership import Claims, Holder
 from trio_agent.store.saving import Base, Job, prepare_append, prepare_save
 from trio_agent.store.schema import Synchronous, connect, prepare
 from trio_agent.store.threads import RunSync, in_thread
@@ -103,6 +103,7 @@ class SqliteCheckpoint:
             raise ConfigError(f"synchronous must be 'FULL' or 'NORMAL', not {synchronous!r}")
         self._readers: list[sqlite3.Connection] = []
         self._ledger: Ledger | None = None
+        self._claims = Claims(now_ms)
         self._path = Path(path).absolute()  # ":memory:" is a name like any other
         self._synchronous: Synchronous = synchronous
         self._now_ms = now_ms
@@ -113,7 +114,6 @@ class SqliteCheckpoint:
         self._prepared = False
         self._closed = False
         self._pid = os.getpid()
-        self._owner: int | None = None
         self._bases: OrderedDict[str, Base] = OrderedDict()
         self._group = GroupCommit(self._write_jobs)
         self._guards = Guards(self._renew, self._held)
@@ -141,14 +141,14 @@ class SqliteCheckpoint:
         await trio.lowlevel.checkpoint()
 
     def _close(self) -> None:
-        if self._owner is not None and self._ledger is not None and not self._closed:
-            with suppress(CheckpointError), self._ledger.transaction() as connection:
-                ownership.dismiss(connection, self._owner)
-        self._owner = None
+        if self._claims.owner is not None and not self._closed:
+            with suppress(CheckpointError):
+                self._writing(self._claims.dismiss, ())
         self._closed = True
         self._close_files()
 
     def _close_files(self) -> None:
+        self._claims.drop_all()
         while self._readers:
             self._readers.pop().close()
         if self._ledger is not None:
@@ -157,7 +157,7 @@ class SqliteCheckpoint:
 
     def __del__(self) -> None:
         """Close quietly: a store may be left without `aclose`."""
-        if hasattr(self, "_ledger"):
+        if hasattr(self, "_claims"):
             self._close_files()
 
     # --- threads
@@ -262,31 +262,22 @@ class SqliteCheckpoint:
         check_id(session_id)
         dead: Holder | None = None
         while True:
-            found = await self._write(self._claim, session_id, owner, takeover, dead)
+            found = await in_thread(
+                self._run_sync,
+                self._claiming,
+                (session_id, owner, takeover, dead),
+                limiter=self._write_limiter,
+            )
             if isinstance(found, Lease):
                 return found
             dead = await self._watched(found)
 
-    def _claim(
-        self,
-        connection: sqlite3.Connection,
-        session_id: str,
-        name: str,
-        takeover: bool,
-        dead: Holder | None,
-    ) -> Lease | Holder:
-        """Take a session, or return the holder of whom the kernel knows nothing."""
-        found = ownership.holder(connection, session_id)
-        if found is not None and not takeover and found != dead:
-            lives = found.process.lives()
-            if lives:
-                raise found.refusal()
-            if lives is None:
-                return found
-        now = self._now_ms()
-        if self._owner is None or not ownership.enrolled(connection, self._owner):
-            self._owner = ownership.enrol(connection, Process.this(), now)
-        return ownership.take(connection, session_id, self._owner, name, now)
+    def _claiming(self, args: tuple[Any, ...]) -> Lease | Holder:
+        try:
+            return self._writing(self._claims.take, args)
+        except BaseException:
+            self._claims.undo()
+            raise
 
     async def _watched(self, found: Holder) -> Holder:
         """Return *found* once it has been still for long enough to be dead.
@@ -307,7 +298,8 @@ class SqliteCheckpoint:
     async def release(self, lease: Lease) -> None:
         """See `CheckpointStore.release`."""
         self._bases.pop(lease.session_id, None)
-        await self._write(ownership.give_back, lease)
+        self._claims.drop(lease.session_id, lease.incarnation)
+        await self._write(ownership.give_back, lease.session_id, lease.incarnation)
 
     async def guard(self, lease: Lease) -> None:
         """See `CheckpointStore.guard`."""
@@ -320,13 +312,13 @@ class SqliteCheckpoint:
         raise found.refusal()
 
     async def _renew(self) -> None:  # noqa: ASYNC910
-        if self._owner is not None:
-            await self._write(ownership.renew, self._owner)
+        if self._claims.owner is not None:
+            await self._write(self._claims.renew)
 
     async def _held(self) -> Mapping[str, int]:
-        if self._owner is None:
+        if self._claims.owner is None:
             return {}  # noqa: ASYNC910
-        return await self._read(ownership.held, self._owner)
+        return await self._read(ownership.held, self._claims.owner)
 
     # --- writing
 

@@ -190,7 +190,7 @@ async def check_context_rules(store: CheckpointStore) -> None:
 
 
 async def check_leases(store: CheckpointStore) -> None:
-    """Only the newest lease writes; a live owner is named; giving back frees."""
+    """Only the newest lease writes; a live owner is named; giving back always frees."""
     old = await store.claim("s", "first owner")
     refusal = await owned(store.claim("s", "second owner"))
     assert "first owner" in str(refusal), "the refusal must name the owner"
@@ -219,6 +219,11 @@ async def check_leases(store: CheckpointStore) -> None:
     last = await store.claim("s", "third owner")
     assert last.incarnation > new.incarnation
     await stale(store.save(following(following(checkpoint)), lease=new))
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await store.release(last)
+    assert scope.cancelled_caught, "giving back must be a checkpoint"
+    last = await store.claim("s", "whoever comes after a cancelled release")
     await store.release(last)
     await store.release(last)
 
