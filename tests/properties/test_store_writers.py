@@ -119,16 +119,15 @@ class Writing:
 
     async def write(self, store: SqliteCheckpoint, program: Sequence[Write]) -> None:
         for one in program:
-            with trio.CancelScope() as scope:
-                async with trio.open_nursery() as nursery:
-                    if one.patience is not None:
-                        nursery.start_soon(cut_off, scope, one.patience)
-                    try:
-                        await self.do(store, one)
-                    except StaleSessionError:
-                        event("too late")
-                    nursery.cancel_scope.cancel()
-            event(f"cancelled: {scope.cancelled_caught}")
+            async with trio.open_nursery() as nursery:
+                if one.patience is not None:
+                    nursery.start_soon(cut_off, nursery.cancel_scope, one.patience)
+                try:
+                    await self.do(store, one)
+                    event("done")
+                except StaleSessionError:
+                    event("too late")
+                nursery.cancel_scope.cancel()
 
     async def do(self, store: SqliteCheckpoint, one: Write) -> None:
         if one.appends:
